@@ -54,7 +54,10 @@ class Case:
         return inputs, torch.zeros(ROWS, *self.targets, dtype=torch.long)
 
 
-IMAGE = ("logreg", "mlp", "cnn2", "cnn4", "cnn8", "vgg9", "resnet8", "resnet18", "resnet50", "vit(depth=4)", "swin")
+IMAGE = (
+    *("logreg", "mlp", "cnn2", "cnn4", "cnn8", "vgg9"),
+    *("resnet8", "resnet8(norm='group')", "resnet18", "resnet50", "vit(depth=4)", "swin"),
+)
 CASES = [
     *(Case(name) for name in IMAGE),
     Case("resnet18", optimizer="adam"),

@@ -162,8 +162,7 @@ class Federation:
             sample=setup.sample,
             channels_last=s.uses_channels_last,
             compile=s.compile,
-            archs=tuple(setup.models),
-            strata={name: held.strata for name, held in setup.architectures.items()},
+            **setup.known_of_models,
         )
 
     def _build_sampler(self, setup: Setup) -> tuple[ClientSampler, Sequence[Examples]]:
@@ -225,7 +224,7 @@ class Federation:
         return Evaluator(self.method, self.settings.seed, *what, *tests)
 
     def _build_recorder(self, out: str | Path | None, store: Store | None) -> RunRecorder:
-        s, check = self.settings, check_memories(self._faults, self._server.check_memory)
+        s, check = self.settings, check_memories(self._faults, self._server.params_of, self._server.check_memory)
         return RunRecorder(out, s.checkpoint_seconds, check, store, s.rounds if self.method.epilogue else None)
 
     def _build_prober(self) -> Prober:
@@ -237,8 +236,8 @@ class Federation:
         """What tells the facts of this federation, found once."""
         about = setup.models[""], self.strata, real_clients(self.clients), setup.sample, self.task, self.test
         late = {"newcomers": sorted(self.sampler.newcomers)} if self.sampler.newcomers else {}
-        names = class_names, self.client_names, self.clients
-        return cache(lambda: {**run_facts(*about, *names), **self._faults.facts, **late})
+        names, more = (class_names, self.client_names, self.clients), self._faults.facts | self._server.budgets.facts
+        return cache(lambda: {**run_facts(*about, *names), **more, **late})
 
     def _begin(self, resume: bool, config: Mapping[str, Any]) -> None:
         """Make the run's directory, or go on with what is in it."""

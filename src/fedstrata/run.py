@@ -31,7 +31,7 @@ from fedstrata.models.adapted import base_digest
 from fedstrata.models.adapters import adapt
 from fedstrata.models.export import merge_adapters, write_adapter, write_model
 from fedstrata.models.registry import build_model, tokenizer_of
-from fedstrata.models.submodels import deepest, groups, shares
+from fedstrata.models.submodels import deepest, groups, shares, split_adapter
 from fedstrata.runs.checkpoint import load_all
 from fedstrata.runs.directory import RunDirectory
 from fedstrata.runs.dry_run import DryRun
@@ -57,7 +57,7 @@ def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
 
 def find_tokenizer(config: RunConfig) -> str:
     """Where the tokenizer of the run's model is; empty if it has none."""
-    return tokenizer_of(config.model or next(iter(shares(config.archs or ""))))
+    return tokenizer_of(config.model or split_adapter(next(iter(shares(config.archs or ""))))[0])
 
 
 def open_run(config: RunConfig, out: Path | None, resume: bool = False, profile: bool = False) -> Federation:
@@ -133,11 +133,12 @@ def _build_model(name: str, config: RunConfig, dataset: Dataset) -> nn.Module:
     """A model by name, with the weights of the run's seed."""
     try:
         seed, outputs = derive(config.seed, "model"), outputs_of(config, dataset)
-        model = build_model(name, dataset.input_shape, outputs, seed=seed)
-        if config.adapter is None:
+        bare, own = split_adapter(name)
+        adapter, model = own or config.adapter, build_model(bare, dataset.input_shape, outputs, seed=seed)
+        if adapter is None:
             return model
         sample = dataset.train.padded.batch(torch.arange(min(2, len(dataset.train))))[0]
-        return adapt(model, config.adapter, sample, seed=derive(config.seed, "adapter"))
+        return adapt(model, adapter, sample, seed=derive(config.seed, "adapter"))
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch, of sizes that no machine holds
         why = str(error).partition("\n")[0]
         if isinstance(error, MemoryError) or "allocate memory" in why:

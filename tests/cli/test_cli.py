@@ -658,7 +658,10 @@ def test_the_table_says_what_trained_where_that_changes(width: int) -> None:
 def test_the_live_view(terminal: bool, tmp_path: Path) -> None:
     on = screen(60, terminal)
     federation = open_run(config(rounds=3), tmp_path / "[bold] :smile: [/]")
+    federation.notes += ("data: a subset", "of it: half", "first", "second")
     on.print(console.header(federation, {"data": SETTINGS["dataset"]}))
+    told = shown(on)
+    assert all(row in re.sub(r" +", " ", told) for row in ("note (data) a s", "note of it: half", "first", "second"))
     progress = build_progress(on, transient=True)
 
     def refuse(record: Record) -> None:

@@ -31,6 +31,9 @@ from fedstrata.techniques.fedsalora import FedSALoRA
 from fedstrata.techniques.fedspeed import FedSpeed
 from fedstrata.techniques.ffalora import FFALoRA
 from fedstrata.techniques.finetune import FineTune
+from fedstrata.techniques.flora import FLoRA
+from fedstrata.techniques.hetlora import HetLoRA
+from fedstrata.techniques.hlora import HLoRA
 from fedstrata.techniques.inco import GroupAvg, HeteroAvg, InCo
 from fedstrata.techniques.keep import Keep
 from fedstrata.techniques.lgfedavg import LGFedAvg
@@ -129,5 +132,8 @@ ADAPTER_ROWS = [
     Row(FedSALoRA(), None),
     Row(RoLoRA(), None),
     Row(FedExLoRA(), None, order_free=False),
+    Row(HetLoRA(), HetLoRA(by="weight"), order_free=False),
+    Row(HLoRA(), None, order_free=False),
+    Row(FLoRA(), None, order_free=False),
 ]
 """Techniques for models with low-rank adapters, which `test_adapters.py` asks what the matrix asks of all others."""

@@ -25,12 +25,11 @@ from fedstrata.techniques.scaffold import Scaffold
 from fedstrata.techniques.select import Select
 from fedstrata.techniques.topk import TopK
 from tests.contract.rows import ADAPTER_ROWS, Row
-from tests.contract.test_matrix import TABLE, combines, same_bits, weights
+from tests.contract.test_matrix import TABLE, same_bits, weights
 
 pytest.importorskip("peft", reason="the extra peft is not installed")
 
 EACH = pytest.mark.parametrize("row", ADAPTER_ROWS, ids=[r.technique.name for r in ADAPTER_ROWS])
-KEPT = Keep(strata="lora_B")
 OTHERS: list[Technique] = [
     FedPart(full_rounds=1, rounds_per_stratum=1),
     Select(full_rounds=1, rounds_per_stratum=1),
@@ -38,7 +37,7 @@ OTHERS: list[Technique] = [
     Scaffold(),
     FedDyn(alpha=0.5),
     FedProx(mu=0.5),
-    KEPT,
+    Keep(strata="lora_B"),
     InCo(),
     TopK(share=0.3),
     Quantise(bits=8),
@@ -47,23 +46,31 @@ OTHERS: list[Technique] = [
 REDUCERS = ("median", "multi_krum(per='stratum')")
 
 
-@cache
-def world() -> tuple[nn.Module, list[Any], Any]:
-    """The matrix's net with adapters on all layers but the head, and clients of unequal size and skewed labels."""
+def adapted(rank: int, deep: bool = True) -> nn.Module:
+    """The matrix's net with adapters on all layers but the head."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         net = nn.Sequential()
         net.add_module("first", nn.Linear(6, 8))
         net.add_module("norm", nn.LayerNorm(8))
         net.add_module("relu", nn.ReLU())
-        net.add_module("second", nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+        if deep:
+            net.add_module("second", nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
         net.add_module("head", nn.Linear(8, 4))
+    return fs.adapt(net, f"lora(r={rank})", torch.zeros(2, 6), seed=1)
+
+
+@cache
+def world() -> tuple[nn.Module, list[Any], Any]:
+    """A model with adapters, and clients of unequal size and skewed labels."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
         clients = []
         for client, size in enumerate((9, 6, 5, 14)):
             y = torch.randint(0, 2, (size,)) + client % 3
             clients.append((torch.randn(size, 6) + y[:, None], y))
         test = (torch.randn(40, 6), torch.randint(0, 4, (40,)))
-    return fs.adapt(net, "lora(r=2)", clients[0][0], seed=1), clients, test
+    return adapted(2), clients, test
 
 
 def federation(*techniques: Technique, **settings: Any) -> fs.Federation:
@@ -71,6 +78,15 @@ def federation(*techniques: Technique, **settings: Any) -> fs.Federation:
     settings = {"participation": 3, "batch_size": 5, "lr": 0.3, "rounds": 3, "engine": "serial", **settings}
     base = {name: settings.pop(name) for name in ("reduce",) if name in settings}
     return fs.Federation(*world(), method=chain(*techniques, weight="examples", **base), **settings)
+
+
+def fits(*techniques: Technique) -> bool:
+    """False where the techniques refuse each other, or one of them what another leaves of the adapters."""
+    try:
+        federation(*techniques)
+    except fs.UsageError:
+        return False
+    return True
 
 
 def run(*techniques: Technique, **settings: Any) -> fs.Federation:
@@ -101,7 +117,7 @@ def check(*techniques: Technique, changes_base: bool, **settings: Any) -> None:
 
 def changes_base(technique: Technique) -> bool:
     """True if a technique adds something to frozen weights."""
-    return technique.name in ("fedexlora",)
+    return technique.name in ("fedexlora", "flora")
 
 
 @EACH
@@ -112,6 +128,41 @@ def test_alone(row: Row) -> None:
         assert same_bits(shared_run().state.params, run(row.neutral).state.params)
     for technique in (row.technique, row.neutral):
         assert technique is None or parse(str(chain(technique)), TABLE) == chain(technique)
+
+
+MIXING = [r.technique for r in ADAPTER_ROWS if r.technique.mixes_ranks]
+
+
+@pytest.mark.parametrize("technique", MIXING, ids=[t.name for t in MIXING])
+def test_clients_of_other_rank_and_depth(technique: Technique, tmp_path: Path) -> None:
+    """One has adapters of rank 1, one no `second`; alone, with others, many at once, and resumed."""
+    _, clients, _ = world()
+    archs = {"low": adapted(1), "shallow": adapted(2, deep=False)}
+    settings: dict[str, Any] = {"archs": archs, "arch_of": lambda c: {1: "low", 2: "shallow"}.get(c, "")}
+    settings["participation"] = len(clients)
+    beside = [t for t in (Scaffold(), FedPart(full_rounds=1), TopK(share=0.5)) if fits(technique, t)]
+    check(technique, *beside, changes_base=changes_base(technique), **settings)
+    many, one = weights(run(technique, engine="vmap", **settings)), run(technique, **settings)
+    for name, value in weights(one).items():
+        torch.testing.assert_close(many[name], value, rtol=0, atol=3e-5)
+    assert {*one.records[-1].arch_accuracy} == {*archs}
+    stopped = federation(technique, out=tmp_path / "run", checkpoint_seconds=0, **settings)
+    rounds = stopped.rounds()
+    next(rounds)
+    rounds.close()
+    resumed = run(technique, out=tmp_path / "run", checkpoint_seconds=0, resume=True, **settings)
+    assert same_bits(weights(one), weights(resumed))
+
+
+def test_other_ranks_in_worker_processes() -> None:
+    """The bits of one after the other; and all probes can look at such clients."""
+    settings: dict[str, Any] = {"archs": {"low": adapted(1)}, "arch_of": lambda c: "low" if c % 2 else "", "rounds": 2}
+    techniques = next(t for t in MIXING if fits(t, Scaffold())), Scaffold()
+    ours = run(*techniques, probe="all", **settings)
+    theirs = run(*techniques, engine="processes", workers=2, **settings)
+    assert same_bits(weights(ours), weights(theirs))
+    assert len(ours.probes[-1]["clients"]) == 3
+    assert {"cosine", "weightdiv", "cka", "drift"} <= ours.probes[-1].keys()
 
 
 @EACH
@@ -145,19 +196,14 @@ def test_a_model_without_adapters_is_refused(row: Row) -> None:
 @EACH
 def test_pairs(row: Row) -> None:
     """With all of the others that go together with it, and it is refused by name beside those that do not."""
-    others = [*OTHERS, *(r.technique for r in ADAPTER_ROWS if r is not row)]
-    if changes_base(row.technique):
-        with pytest.raises(fs.UsageError, match=f"'{row.technique.name}' needs both factors"):
-            federation(row.technique, KEPT)
-        others.remove(KEPT)
     beside: list[Technique] = []
-    for other in others:
-        if combines(row.technique, *beside, other, weight="examples"):
+    for other in (*OTHERS, *(r.technique for r in ADAPTER_ROWS if r is not row)):
+        if fits(row.technique, *beside, other):
             beside.append(other)
-        elif not combines(row.technique, other, weight="examples"):
-            with pytest.raises(fs.UsageError, match=f"'{row.technique.name}'"):
-                chain(other, row.technique, weight="examples")
-    assert len(beside) > len(OTHERS) / 2
+        elif not fits(row.technique, other):
+            with pytest.raises(fs.UsageError, match=rf"'{row.technique.name}'|'{other.name}'"):
+                federation(other, row.technique)
+    assert len(beside) >= len(OTHERS) / 2
     check(*beside, row.technique, changes_base=changes_base(row.technique), rounds=2)
 
 

@@ -120,6 +120,8 @@ def test_bind() -> None:
         ("things(width=" + "-" * 900 + "1)", "things"),
         ("things(width=" + "-" * 9000 + "1)", "things"),
         ("things(width=" + "+".join("1" * 900) + ")", "an argument is not a literal value"),
+        ("things(kind=a.csv)", "'a.csv' is not a literal value; write text in quotes"),
+        ("things(lambda=1)", "cannot be read; the argument is called lambda_"),
         ("things(width='\x00')", "things"),
         ("things(width='\udc80')", "things"),
         ("ünï", "there is no thing 'ünï'"),

@@ -210,13 +210,14 @@ def wide() -> nn.Module:
         (dict, "vmap", "vmap"),
         (lambda: {"method": fs.chain(Pull(), Scaffold(), FedAvgM(), Turn())}, "vmap", "vmap"),
         (lambda: {"method": fs.chain(FedImpro(split="1", form="released"))}, "serial", "processes"),
+        (lambda: {"method": "fedrep"}, "serial", "processes"),
         (lambda: {"model": staged()}, "serial", "processes"),
         (lambda: {"model": noisy()}, "vmap", "vmap"),
         (lambda: {"model": wide()}, "serial", "processes"),
         (lambda: {**images(), "model": convnet()}, "serial", "processes"),
         (lambda: {**images(), "model": convnet(lambda c: nn.GroupNorm(2, c))}, "vmap", "vmap"),
     ],
-    ids=["dense", "techniques", "fedimpro", "batch norm", "dropout", "wide", "convolutions", "group norm"],
+    ids=["dense", "techniques", "fedimpro", "turns", "batch norm", "dropout", "wide", "convolutions", "group norm"],
 )
 def test_auto_takes_what_is_fastest(
     world: Any, serial: str, processes: str, go_by: Callable[[SpeedTable], None]

@@ -53,8 +53,9 @@ def test_only_what_is_affordable_trains_and_travels() -> None:
     whole = build(None, rounds=1).fit().records[0]
     (note,) = (n for n in fed.notes if "can train 0" in n)
     assert note == "no device of the fleet can train 0: it keeps its first values"
-    assert any("phone (4 clients) trains 4 of 5 strata" in n for n in fed.notes)
+    assert "of the fleet, phone (4 clients) trains 4 of 5 strata: 3 – 14" in fed.notes
     records = fed.fit().records
+    assert fed._facts()["unaffordable"] == ["0"]
     assert all(0 < r.training_memory <= budget for r in records)
     assert all(r.bytes_up < whole.bytes_up for r in records)
     moved = {n for n, t in fed.state.params.items() if not torch.equal(t, before[n])}

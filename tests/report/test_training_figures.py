@@ -86,11 +86,28 @@ def test_who_was_dropped_has_not_trained() -> None:
     assert evidence.sentence == "Stratum mid: trained by 0 of 2 clients, so it keeps its first values."
 
 
+def test_what_no_device_can_train_is_found_and_shown() -> None:
+    """All that take part train the head, and the fleet has no room for the rest: of that there is no record."""
+    records = [split(1, (["head"], [0, 1])), split(2, (["head"], [1, 2]))]
+    run = SavedRun("run", config(), records, (), {**FACTS, "unaffordable": ["low", "mid"]})
+    assert trained_by(records, ["low", "mid"]) == {"low": (0, 3), "mid": (0, 3), "head": (3, 3)}
+    assert trained_by([], ["low", "mid"]) == {}
+    evidence = rarely_trained(run)
+    assert evidence is not None
+    assert evidence.sentence == "Strata low, mid: trained by 0 of 3 clients, so they keep their first values."
+    (heat,) = training_figures.who_trained_what(group_runs([run]))[0].traces(0, 0)
+    assert (heat["y"], heat["z"]) == (["low", "mid", "head"], [[0, 0], [0, 0], [1, 1]])
+
+
 def test_figures() -> None:
     rounds, clients = training_figures.who_trained_what(group_runs([RUN]))
-    (heat,) = rounds.traces(0)
+    (heat,) = rounds.traces(0, 0)
     assert (heat["x"], heat["y"]) == ([1, 2, 3], ["low", "mid", "head"])
     assert heat["z"] == [[1, 0, 0], [1, 0.5, 0], [1, 1, 1]]
+    assert rounds.by[1].values == ("all", "Basel", "Bern")
+    basel, bern = (rounds.traces(0, place)[0]["z"] for place in (1, 2))
+    assert basel == [[1, 0, None], [1, 0, None], [1, 1, None]]  # it took no part in round 3
+    assert bern == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     (heat,) = clients.traces(0)
     assert (heat["x"], heat["y"]) == (["low", "mid", "head"], ["Basel", "Bern"])
     assert heat["z"] == [[1, 1, 2], [1, 2, 3]]

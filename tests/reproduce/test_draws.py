@@ -48,7 +48,7 @@ def _draws(part: Part) -> set[Draw]:
 def _cases() -> list[ParameterSet]:
     """All parts; those of data that is slow to read are slow tests."""
     found = []
-    for paper in (paper for paper in PAPERS if paper != "fedimpro"):
+    for paper in PAPERS:
         for part in PAPERS[paper]("evidence"):
             datasets = part.values["dataset"] if isinstance(part, Grid) else part.settings["run"]["dataset"]
             several = datasets if isinstance(datasets, list) else [datasets]

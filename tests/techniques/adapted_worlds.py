@@ -51,6 +51,17 @@ class Adapted:
             merged[place] += self.product(layer).ravel()
         return merged
 
+    def cut(self, rank: int, scale: float) -> Adapted:
+        """What a client of a lower rank begins with: the same product of its first ranks, in its own scale."""
+        a, b = {n: v[:rank] for n, v in self.a.items()}, {n: v[:, :rank] for n, v in self.b.items()}
+        return replace(self, a=a, b={n: v * self.scale / scale for n, v in b.items()}, scale=scale)
+
+    def padded(self, rank: int, scale: float) -> Adapted:
+        """The way back: zeros for ranks that it does not have."""
+        a = {n: np.pad(v, ((0, rank - len(v)), (0, 0))) for n, v in self.a.items()}
+        b = {n: np.pad(v * self.scale / scale, ((0, 0), (0, rank - v.shape[1]))) for n, v in self.b.items()}
+        return replace(self, a=a, b=b, scale=scale)
+
     def train(self, client: ClientData, factors: str = "AB", steps: int = STEPS, lr: float = LR) -> Adapted:
         """A visit: with G the gradient of a merged weight, ∂A = s·Bᵀ·G and ∂B = s·G·Aᵀ."""
         now = self
@@ -112,6 +123,22 @@ def run_adapted(method: str, clients: Sequence[ClientData], model: nn.Module | N
     fed = federation(method, clients, adapted() if model is None else model, **settings)
     fed.fit()
     return fed
+
+
+LOW_RANK, LOW_SCALE = 1, 2.5
+"""Of the second of three clients; the others and the server have rank 2 and scale 1.5."""
+
+
+def unequal_ranks() -> dict[str, Any]:
+    """Settings of a federation in which the second client has adapters of rank 1, in another scale."""
+    small = adapted(LOW_RANK, LOW_SCALE * LOW_RANK)
+    return {"archs": {"small": small}, "arch_of": lambda client: "small" if client == 1 else ""}
+
+
+def visits(now: Adapted, clients: Sequence[ClientData]) -> list[Adapted]:
+    """What the three clients of unequal rank end with, in the server's rank and scale."""
+    starts = [now, now.cut(LOW_RANK, LOW_SCALE), now]
+    return [start.train(c).padded(2, now.scale) for start, c in zip(starts, clients, strict=True)]
 
 
 def counts(clients: Sequence[ClientData]) -> list[int]:

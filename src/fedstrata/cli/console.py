@@ -40,13 +40,14 @@ def header(federation: Federation, rows: Mapping[str, str]) -> Panel:
     }
     if federation.records:
         shown["resumed"] = f"after round {len(federation.records)}"
-    for note in federation.notes:
-        name, _, text = note.partition(": ")
-        shown[f"note ({name})" if text else "note"] = text or note
-    if federation.out is not None:
-        shown["files"] = str(federation.out)
     for name, text in shown.items():
         table.add_row(name, text)
+    for note in federation.notes:
+        name, _, text = note.partition(": ")
+        named = bool(text) and name.isalpha()  # else the colon is one within a sentence
+        table.add_row(f"note ({name})" if named else "note", text if named else note)
+    if federation.out is not None:
+        table.add_row("files", str(federation.out))
     return Panel(table, title="fedstrata", title_align="left", expand=False)
 
 

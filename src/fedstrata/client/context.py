@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedstrata.client.compiling import CompiledForward
 from fedstrata.core.encoding import Encoding
+from fedstrata.core.low_rank import RankCuts, cut_ranks
 from fedstrata.core.method import Method
 from fedstrata.core.task import Task
 from fedstrata.core.tensors import LINE, FlatTensors, Tensors, clone, load, subtract, whole_lines
@@ -191,6 +192,7 @@ class ClientContext:
         compile: compile the forward and backward pass, which takes a while at first and rounds differently.
         archs: the names of all architectures.
         strata: of architectures whose strata are known; those of others are found when they are needed.
+        cuts: of architectures, what they hold of factors of which they hold less than the server's model.
         replicas: the scratch models, by architecture.
         costs: what was counted, by what was computed; of steps, by the shape of their inputs.
         cache: whatever else a way of training keeps between visits.
@@ -209,6 +211,7 @@ class ClientContext:
     compile: bool = False
     archs: tuple[str, ...] = ("",)
     strata: Mapping[str, tuple[Stratum, ...]] = field(default_factory=dict)
+    cuts: Mapping[str, RankCuts] = field(default_factory=dict)
     replicas: dict[str, ModelReplica] = field(default_factory=dict)
     costs: dict[Any, Any] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict)
@@ -291,7 +294,7 @@ class ClientContext:
 
         With `turn` it is laid out as for training.
         """
-        model = self.build(arch)
+        model, params = self.build(arch), cut_ranks(params, self.cuts.get(arch, {}))
         if turn:
             _turn(dict(model.named_parameters()), lay_out(model, self.channels_last))
         mine: Tensors = {**dict(model.named_parameters()), **running_statistics(model)}

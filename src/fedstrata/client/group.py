@@ -196,9 +196,3 @@ class SharedAssignment(Assignment):
         if name in ("round", "client", "seed"):
             raise UsageError(f"a technique that vectorises cannot read its assignment's {name}: many clients share it")
         return super().__getattribute__(name)
-
-    @property
-    def is_after_training(self) -> bool:
-        """The same in all rounds that share it."""
-        there = vars(self)
-        return bool(there["round"] >= there["rounds"])

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._prims_common import suggest_memory_format
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedstrata.client.context import ClientContext, ModelReplica
 from fedstrata.client.cost import StepCost, count_step
+from fedstrata.client.cpu_layouts import cpu_layouts
 from fedstrata.client.hooks import NO_HOOKS
 from fedstrata.client.large_params import find_large
 from fedstrata.client.step import AutogradSteps
@@ -60,26 +59,6 @@ class StratumMemory:
     optimiser: int
     activations: int
     from_here: int
-
-
-class _CpuLayouts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, convolutions on the device meta put out the layout that they do on the CPU: some layers copy others."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in `FlopCount`: torch would import its compiler
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is not torch.ops.aten.convolution.default or out.dim() != 4:
-            return out
-        if torch.channels_last not in map(suggest_memory_format, args[:2]):
-            return out
-        _, c, h, w = out.shape
-        return out.as_strided(out.shape, (c * h * w, 1, c * w, c))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +121,7 @@ class MemoryForecast:
         if arch not in self._numbers:
             try:
                 if not any(isinstance(m, nn.RNNBase) for m in self._context(META).replica(arch).modules):
-                    with preserve_rng(), _CpuLayouts():
+                    with preserve_rng(), cpu_layouts():
                         return compute(self._context(META))
             except Exception:
                 self._numbers.add(arch)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from fedstrata.config.registries import load_table
 from fedstrata.config.toml import lower_first, read_toml
-from fedstrata.core.spec import Buffers, bind, lookup, settle
+from fedstrata.core.spec import Buffers, bind, lookup, settle, split_sum
 from fedstrata.core.types import Precision
 from fedstrata.errors import UsageError, did_you_mean
 
@@ -255,7 +255,7 @@ class RunConfig(Settings):
         None, description="small trainable parts in the frozen model, such as 'lora(r=8, targets='query,value')'"
     )
     archs: str | None = Field(
-        None, description="clients' own models, parts of the server's, in groups: 'resnet10; resnet14; resnet18*2'"
+        None, description="clients' own models, parts of the server's: 'resnet10; resnet18*2', or 'vit + lora(r=2); …'"
     )
     partition: str = Field("dirichlet(alpha=0.1)", description="how examples are divided among clients")
     clients: int = Field(10, ge=0, description="number of clients; 0 for all natural ones")
@@ -292,7 +292,7 @@ class RunConfig(Settings):
         if value is None:
             return None
         ends = [(part, part.rfind(")") + 1) for part in value.split(";")]
-        return ";".join(settle("model", load_table("models"), part[:end]) + part[end:] for part, end in ends)
+        return ";".join(_settle_arch(part[:end]) + part[end:] for part, end in ends)
 
     @field_validator("model")
     @classmethod
@@ -325,6 +325,14 @@ class RunConfig(Settings):
         if self.public is not None and not self.public.endswith(".npy"):
             bind("dataset", load_table("datasets"), self.public)
         return self
+
+
+def _settle_arch(name: str) -> str:
+    """A model's name with whole paths, and after it the adapters in it, as they were given."""
+    if "+" not in name:
+        return settle("model", load_table("models"), name)
+    model, *adapters = split_sum(name)
+    return " + ".join([settle("model", load_table("models"), model), *adapters])
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedstrata.core.tensors import Tensors
@@ -27,6 +28,92 @@ def factor_names(strata: Iterable[Stratum], factor: Factor) -> tuple[str, ...]:
 def rank(params: Mapping[str, Tensor], adapter: LowRank) -> int:
     """r: how many rows A has."""
     return int(params[adapter.a].shape[0])
+
+
+@dataclass(frozen=True)
+class RankCut:
+    """What a sub-model of a lower rank holds of a factor: its first rows or columns, in a scale of its own.
+
+    Attributes:
+        axis: of the rank, 0 of A and 1 of B.
+        rank: the sub-model's.
+        whole: the server's.
+        factor: what the server's are multiplied by there: 1 for A, and for B its scale over the sub-model's, so that
+            scale·B·A is the same in both.
+    """
+
+    axis: int
+    rank: int
+    whole: int
+    factor: float
+
+
+RankCuts = Mapping[str, RankCut]
+"""Of the factors of which a sub-model holds a part, by name."""
+
+
+def find_rank_cuts(
+    whole: Iterable[Stratum], part: Iterable[Stratum], params: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> dict[str, RankCut]:
+    """What a sub-model holds less of than the server's model, or in another scale.
+
+    Args:
+        whole: the server's strata.
+        part: the sub-model's.
+        params: the server's parameters, for their shapes.
+        own: the sub-model's.
+    """
+    ours = {one.a: one for one in adapters_of(whole)}
+    found: dict[str, RankCut] = {}
+    for theirs in adapters_of(part):
+        one = ours.get(theirs.a)
+        if one is None:
+            continue
+        ranks = rank(own, theirs), rank(params, one)
+        factor = one.scale / theirs.scale
+        if ranks[0] != ranks[1]:
+            found[one.a] = RankCut(0, *ranks, 1.0)
+        if ranks[0] != ranks[1] or factor != 1:
+            found[one.b] = RankCut(1, *ranks, factor)
+    return found
+
+
+def cut_ranks(tensors: Tensors, cuts: RankCuts, scaled: bool = True) -> Tensors:
+    """The server's tensors as a sub-model of a lower rank has them: their first rows or columns.
+
+    Args:
+        tensors: by the names of parameters; of other names, and of another shape, they stay as they are.
+        cuts: what the sub-model holds of factors.
+        scaled: True for values and changes of factors, which are in each model's own scale.
+    """
+    if not cuts:
+        return tensors
+    return {n: _cut(t, cuts[n], scaled) if n in cuts else t for n, t in tensors.items()}
+
+
+def pad_ranks(tensors: Tensors, cuts: RankCuts, scaled: bool = True) -> Tensors:
+    """The way back: zeros where the sub-model holds nothing."""
+    if not cuts:
+        return tensors
+    return {n: _pad(t, cuts[n], scaled) if n in cuts else t for n, t in tensors.items()}
+
+
+def _cut(tensor: Tensor, cut: RankCut, scaled: bool) -> Tensor:
+    if tensor.dim() <= cut.axis or tensor.shape[cut.axis] != cut.whole:
+        return tensor
+    held = tensor.narrow(cut.axis, 0, cut.rank).contiguous()
+    return held * cut.factor if scaled and cut.factor != 1 else held
+
+
+def _pad(tensor: Tensor, cut: RankCut, scaled: bool) -> Tensor:
+    if tensor.dim() <= cut.axis or tensor.shape[cut.axis] != cut.rank:
+        return tensor
+    own = tensor / cut.factor if scaled and cut.factor != 1 else tensor
+    shape = [*tensor.shape]
+    shape[cut.axis] = cut.whole
+    padded = tensor.new_zeros(shape)
+    padded.narrow(cut.axis, 0, cut.rank).copy_(own)
+    return padded
 
 
 def product(params: Mapping[str, Tensor], adapter: LowRank, weight: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import typing
 import warnings
@@ -42,7 +43,8 @@ def _literal(node: ast.expr, text: str) -> Any:
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise UsageError(f"in '{text}': {_quote(node)} is not a literal value") from None
+        hint = "; write text in quotes" if isinstance(node, ast.Name | ast.Attribute) else ""
+        raise UsageError(f"in '{text}': {_quote(node)} is not a literal value{hint}") from None
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -62,7 +64,10 @@ def parse_expression(text: str, shown: str | None = None) -> ast.expr:
             warnings.simplefilter("ignore")  # such as "invalid escape sequence": what matters is checked by `bind`
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise UsageError(f"'{shown or text}' cannot be read; write it like name or name(argument=value)") from None
+        how = "write it like name or name(argument=value)"
+        if re.search(r"\blambda\s*=", text):  # a word of Python's own, and a symbol of many papers
+            how = "the argument is called lambda_"
+        raise UsageError(f"'{shown or text}' cannot be read; {how}") from None
 
 
 def read_call(node: ast.expr, text: str) -> Call:
@@ -100,6 +105,21 @@ def parse_sum(text: str) -> list[Call]:
         else:
             calls.append(read_call(term, text))
     return calls
+
+
+def split_sum(text: str) -> list[str]:
+    """The texts of terms joined by `+`, left to right: `hf('a+b') + lora(r=2)` has two."""
+    if "+" not in text:
+        return [text.strip()]
+    line, terms = text.strip(), list[str]()
+    waiting = [parse_expression(line)]
+    while waiting:
+        term = waiting.pop()
+        if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Add):
+            waiting += [term.right, term.left]
+        else:
+            terms.append(ast.get_source_segment(line, term) or line)
+    return terms
 
 
 @cache

@@ -292,6 +292,7 @@ class Technique:
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
         sums: `slot` or `delta` as a promise that `accumulate` adds up slots, or deltas, and nothing else. Beside a
             robust reducer, what that makes of them, times their number, takes the sum's place.
+        mixes_ranks: True if it says what becomes of adapters of different rank, which come with zeros in the rest.
         needs_classes: True if it has a meaning only where each example is of one class, and the model puts out a logit
             for each.
         vectorises: True as a promise that `local` and its hooks work on many clients at once under `torch.func.vmap`:
@@ -321,6 +322,7 @@ class Technique:
     caveat: ClassVar[str] = ""
     needs_deltas: ClassVar[bool] = False
     sums: ClassVar[Literal["", "slot", "delta"]] = ""
+    mixes_ranks: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
     vectorises: ClassVar[bool] = False
     stacks: ClassVar[bool] = False

@@ -146,7 +146,8 @@ class Assignment:
     @property
     def is_after_training(self) -> bool:
         """True in the rounds after the last one."""
-        return self.round >= self.rounds
+        own = vars(self)  # read past what hides the round from hooks that serve many clients
+        return bool(own["round"] >= own["rounds"])
 
 
 @dataclass(frozen=True, eq=False)

@@ -156,6 +156,7 @@ FACTS: dict[str, Kind] = {
     "client_names": _list_of(_text),
     "clients": _positive,
     "test_counts": _list_of(_count),
+    "unaffordable": _list_of(_text),
     "probabilities": lambda value: value if isinstance(value, bool) else None,
     "cards": _cards,
     "buffers": lambda value: value,

@@ -15,7 +15,8 @@ ALIKE = 1.2
 
 def rarely_trained(saved: SavedRun) -> Evidence | None:
     """The share of the clients that train the stratum which the fewest train; None where all train everything."""
-    counts = trained_by([record for record in training_records(saved) if record.active])
+    records = [record for record in training_records(saved) if record.active]
+    counts = trained_by(records, saved.facts.get("unaffordable", ()))
     shares = {name: few / everybody for name, (few, everybody) in counts.items()}
     value = min(shares.values(), default=1.0)
     if value >= 1:

@@ -61,6 +61,8 @@ def judge_ways(request: EngineRequest, table: SpeedTable) -> tuple[bool, str]:
         return False, "nothing was measured but the CPU"
     if request.per_round < FEWEST:
         return False, f"only {plural(request.per_round, 'client')} per round"
+    if request.context.method.epochs_per_visit is not None:
+        return False, "the parts of a visit take turns, which are trained one client after the other"
     visit, cells = find_usual_visit(request), list[Cell]()
     for arch in request.context.archs:
         model = request.context.build(arch)

@@ -79,7 +79,7 @@ class Evaluator:
         parts = {
             arch: self.evaluate(self._part(state, arch, seed))
             for arch, held in self.architectures.items()
-            if not arch or held.params != whole.params
+            if not arch or held.params != whole.params or held.cuts
         }
 
         def wait() -> EvalResult:
@@ -190,9 +190,10 @@ class Evaluator:
     def _part(self, state: ServerState, arch: str, seed: int, memory: Slots | None = None) -> EvalRequest:
         """An architecture's part of the global model, to be evaluated, but for what a client remembers of its own."""
         kept = memory or {}
-        params, buffers = {**self._deploy(state), **kept.get(PERSONAL, {})}, {**state.buffers, **kept.get(BUFFERS, {})}
-        params = self.method.own(kept, params) if kept else params
         held, policy = self.architectures[arch], self.method.buffers
+        params = {**held.part_of(self._deploy(state)), **kept.get(PERSONAL, {})}
+        buffers = {**state.buffers, **kept.get(BUFFERS, {})}
+        params = self.method.own(kept, params) if kept else params
         return EvalRequest(
             {n: params[n] for n in held.params}, {n: buffers[n] for n in held.buffers}, policy, seed, arch
         )

@@ -269,10 +269,13 @@ def plan_site_faults(
 MemoryCheck = Callable[[Any, int, Slots], str | None]
 
 
-def check_memories(plan: FaultPlan, check: MemoryCheck) -> MemoryCheck:
-    """What looks at a client's memory, with what the faults of a plan remember of it."""
+def check_memories(plan: FaultPlan, params_of: Callable[[Any, int], Tensors], check: MemoryCheck) -> MemoryCheck:
+    """What looks at a client's memory, with what the faults of a plan remember of it.
+
+    `params_of` says what a client holds of a state's parameters.
+    """
 
     def checked(state: Any, client: int, memory: Slots) -> str | None:
-        return plan.check_memory(memory, state.params) or check(state, client, plan.without_own(memory))
+        return plan.check_memory(memory, params_of(state, client)) or check(state, client, plan.without_own(memory))
 
     return checked if plan.faults else check

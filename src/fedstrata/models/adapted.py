@@ -7,7 +7,7 @@ nothing here needs peft to be installed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.lazy import nn, torch
@@ -37,6 +37,33 @@ def base_names(model: nn.Module) -> frozenset[str]:
 def name_in_base(name: str) -> str:
     """What a parameter of the base is called in the model without adapters."""
     return name.removeprefix(_OUTER).replace(_WRAPPED, ".")
+
+
+def share_base(models: Mapping[str, nn.Module]) -> None:
+    """Give sub-models, which are changed, the server's frozen base beneath their adapters; "" is the server's model.
+
+    Where weights are drawn, models of other depth have drawn others.
+    """
+    whole = dict(models[""].named_parameters())
+    with torch.no_grad():
+        for arch, model in models.items():
+            own = dict(model.named_parameters())
+            for name in base_names(model) if arch else ():
+                if name in whole and whole[name].shape == own[name].shape:
+                    own[name].copy_(whole[name])
+
+
+def rank_axes(model: nn.Module) -> dict[str, int]:
+    """Factor of a low-rank adapter → the axis of its rank."""
+    found = find_low_rank(model).values()
+    return {one.a: 0 for one in found} | {one.b: 1 for one in found}
+
+
+def is_part(shape: Sequence[int], whole: Sequence[int], axis: int | None) -> bool:
+    """True if a tensor can be part of another one: all of it or, along the axis of its rank, some of it."""
+    if axis is None or len(shape) != len(whole) or shape[axis] > whole[axis]:
+        return tuple(shape) == tuple(whole)
+    return all(own == of for at, (own, of) in enumerate(zip(shape, whole, strict=True)) if at != axis)
 
 
 def base_digest(model: nn.Module) -> str:

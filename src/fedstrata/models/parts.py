@@ -25,10 +25,10 @@ def list_patterns(patterns: Patterns) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else patterns
 
 
-def names_of_parts(patterns: Sequence[str], strata: Sequence[Stratum]) -> frozenset[str]:
+def names_of_parts(patterns: Patterns, strata: Sequence[Stratum]) -> frozenset[str]:
     """The names of the parameters and buffers of the parts that patterns name."""
     found: set[str] = set()
-    for pattern in patterns:
+    for pattern in list_patterns(patterns):
         if pattern == NORM:
             found.update(n for s in strata for n in s.norms)
         elif pattern in FACTORS:
@@ -44,10 +44,10 @@ def _find_strata(pattern: str, strata: Sequence[Stratum]) -> list[Stratum]:
     return [s for s in strata if fnmatchcase(s.name, pattern)]
 
 
-def check_parts(what: str, patterns: Sequence[str], strata: Sequence[Stratum]) -> None:
+def check_parts(what: str, patterns: Patterns, strata: Sequence[Stratum]) -> None:
     """Refuse patterns of which one names nothing; `what` are they: whose."""
-    for pattern in patterns:
-        if names_of_parts([pattern], strata):
+    for pattern in list_patterns(patterns):
+        if names_of_parts(pattern, strata):
             continue
         if pattern == NORM:
             raise UsageError(f"{what}: the model has no norm layer")

@@ -19,6 +19,7 @@ from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError, one_line
 from fedstrata.probes.context import ObservedVisit, ProbeContext
 from fedstrata.probes.registry import NEED_CLASSES, PROBES, READ_UPDATES
+from fedstrata.server.accumulator import pad_update
 from fedstrata.system.timing import Clock, timed, use_clock
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from fedstrata.client.context import ClientContext
     from fedstrata.server.state import Architecture, Outcome, ServerState
-
 
 DIGITS = 6
 """Significant digits of what is written."""
@@ -171,7 +171,10 @@ class Prober:
         """An update as the server will read it; None if it cannot."""
         encoding = self.context.method.encoding({name: held.strata for name, held in self.architectures.items()})
         own = Assignments.of(asked).of_client(update.client)
-        return update if encoding is None or own is None else encoding.try_decoding(update, own)
+        if own is None:
+            return update
+        read = update if encoding is None else encoding.try_decoding(update, own)
+        return None if read is None else pad_update(read, self.architectures[own.arch].cuts)
 
     def measure(self, watched: ObservedRound, clock: Clock | None = None) -> dict[str, Any]:
         """A line of probes.jsonl: what each probe found, its seconds, and why some could not measure anything."""

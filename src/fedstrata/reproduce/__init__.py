@@ -11,7 +11,17 @@ from pathlib import Path
 
 from fedstrata.data.readers.archives import DATA_VARIABLE
 from fedstrata.errors import UsageError, did_you_mean
-from fedstrata.reproduce import deeper, deeper_settings, fedimpro, fednlr, fednlr_settings, fedpart, inco, inco_settings
+from fedstrata.reproduce import (
+    deeper,
+    deeper_settings,
+    fedimpro,
+    fedimpro_settings,
+    fednlr,
+    fednlr_settings,
+    fedpart,
+    inco,
+    inco_settings,
+)
 from fedstrata.reproduce.choices import choose_seeds, parse_seeds, record_sets, set_fields
 from fedstrata.reproduce.claims import Check
 from fedstrata.reproduce.parts import Findings, FindingsTable, OwnWork, Part, PartResources
@@ -47,7 +57,7 @@ SCALES = ("smoke", "small", "evidence", "paper")
 _SETTINGS: Mapping[str, Mapping[str, object]] = {
     "fedpart": fedpart.SCALES,
     "fednlr": fednlr_settings.SCALES,
-    "fedimpro": fedimpro.SCALES,
+    "fedimpro": fedimpro_settings.SCALES,
     "inco": inco_settings.SCALES,
     "deeper": deeper_settings.SCALES,
 }

@@ -16,7 +16,15 @@ from fedstrata.probes.measures.crossing import CROSSING_FIGURES, Crossing, cross
 from fedstrata.reproduce.claims import PLAIN, Check, above, beyond, cell
 from fedstrata.reproduce.fednlr_settings import skew_name
 from fedstrata.reproduce.inco_settings import HETERO, INCO, InCoScale, accuracies, clients_accuracy
-from fedstrata.reproduce.parts import Findings, FindingsTable, Grid, dataset_name, figures_by_seed, unfinished_note
+from fedstrata.reproduce.parts import (
+    Findings,
+    FindingsTable,
+    Grid,
+    dataset_name,
+    figures_by_seed,
+    mean_curve,
+    unfinished_note,
+)
 from fedstrata.reproduce.plots import plot_architectures, plot_coefficients
 from fedstrata.reproduce.verdicts import Seeds, differences
 from fedstrata.runs.reader import read_probes
@@ -95,12 +103,7 @@ def _decisive_checks(where: str, found: Mapping[str, Seeds]) -> list[Check]:
 
 def _mean_curve(row: ComparisonRow) -> dict[int, float]:
     """Round → the clients' accuracy, in the mean over the seeds that evaluated it then."""
-    found: dict[int, list[float]] = {}
-    for result in row.sound_results:
-        for record in read_finished_records(Path(result.directory)):
-            if record.arch_accuracy:
-                found.setdefault(record.round, []).append(statistics.fmean(record.arch_accuracy.values()))
-    return {number: statistics.fmean(values) for number, values in sorted(found.items())}
+    return mean_curve(row, lambda record: clients_accuracy(1)([record]))
 
 
 # --- transformers ----------------------------------------------------------------------------------------------------

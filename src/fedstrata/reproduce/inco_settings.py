@@ -5,12 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow, Run
-from fedstrata.compare.runner import read_finished_records
-from fedstrata.reproduce.parts import Tuning, dataset_name, figures_by_label, label_methods
+from fedstrata.reproduce.parts import Tuning, dataset_name, figures_by_label, label_methods, mean_curve
 from fedstrata.reproduce.verdicts import Seeds
 from fedstrata.runs.records import Record
 from fedstrata.techniques.inco import InCo
@@ -285,9 +283,4 @@ def accuracies(scale: InCoScale, comparison: Comparison) -> dict[str, Seeds]:
 
 def arch_curve(row: ComparisonRow, arch: str) -> dict[int, float]:
     """Round → one architecture's accuracy, in the mean over the seeds that evaluated it then."""
-    found: dict[int, list[float]] = {}
-    for result in row.sound_results:
-        for record in read_finished_records(Path(result.directory)):
-            if arch in record.arch_accuracy:
-                found.setdefault(record.round, []).append(record.arch_accuracy[arch])
-    return {number: statistics.fmean(values) for number, values in sorted(found.items())}
+    return mean_curve(row, lambda record: record.arch_accuracy.get(arch))

@@ -200,6 +200,19 @@ def figures_by_seed(row: ComparisonRow, of: Callable[[list[Record]], float | Non
     return {seed: value for seed, value in found.items() if value is not None}
 
 
+def mean_curve(
+    row: ComparisonRow, of: Callable[[Record], float | None] = lambda record: record.accuracy
+) -> dict[int, float]:
+    """Round → a figure, by default the accuracy, in the mean over the seeds that have it then."""
+    found: dict[int, list[float]] = {}
+    for result in row.sound_results:
+        for record in read_finished_records(Path(result.directory)):
+            value = of(record)
+            if value is not None:
+                found.setdefault(record.round, []).append(value)
+    return {number: statistics.fmean(values) for number, values in sorted(found.items())}
+
+
 def at_round(number: int) -> Callable[[list[Record]], float | None]:
     """The accuracy after a round."""
     return lambda rounds: rounds[number - 1].accuracy if 0 < number <= len(rounds) else None

@@ -121,8 +121,10 @@ def plot_heatmaps(matrices: Mapping[str, Mapping[str, Sequence[Sequence[float]]]
     save(figure, path)
 
 
-def plot_architectures(curves: Mapping[str, Mapping[str, Mapping[int, float]]], path: Path) -> None:
-    """Each architecture's accuracy over the rounds: a panel for each method, a line for each architecture."""
+def plot_architectures(
+    curves: Mapping[str, Mapping[str, Mapping[int, float]]], path: Path, *, line: str = "o-"
+) -> None:
+    """Accuracy over the rounds: a panel for each method, or setting, a line for each architecture, or method."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -133,7 +135,7 @@ def plot_architectures(curves: Mapping[str, Mapping[str, Mapping[int, float]]], 
         for at, (name, curve) in enumerate(lines.items()):
             colour = colormaps["viridis"](0.92 * at / max(len(lines) - 1, 1))
             shown = [100 * value for value in curve.values()]
-            axes.plot(list(curve), shown, "o-", color=colour, linewidth=1.4, markersize=3, label=name)
+            axes.plot(list(curve), shown, line, color=colour, linewidth=1.4, markersize=3, label=name)
         axes.set_title(label, loc="left", fontsize=10)
         axes.set_xlabel("round")
         _tidy(axes)

@@ -116,6 +116,7 @@ FACTS: dict[str, Any] = {
     "client_names": list[str],
     "examples": list[Any],
     "test_counts": list[Any],
+    "unaffordable": list[str],
     "cards": list[Table | None],
     "counts": Annotated[list[Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)],
     "model": _Model,

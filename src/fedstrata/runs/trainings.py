@@ -23,6 +23,12 @@ def trained_shares(record: Record) -> dict[str, float]:
     return {name: count / len(record.clients) for name, count in counts.items()} if record.clients else {}
 
 
+def strata_trained_by(record: Record, client: int) -> list[str] | None:
+    """What a client trained in a round; None if it did not take part."""
+    own = (name for strata, clients in _counted(record) if client in clients for name in strata)
+    return list(own) if client in record.clients else None
+
+
 def trained_rounds(records: Sequence[Record]) -> dict[int, Counter[str]]:
     """Client → stratum → in how many rounds it trained it."""
     found: dict[int, Counter[str]] = {}
@@ -35,13 +41,16 @@ def trained_rounds(records: Sequence[Record]) -> dict[int, Counter[str]]:
     return found
 
 
-def trained_by(records: Sequence[Record]) -> dict[str, tuple[int, int]]:
+def trained_by(records: Sequence[Record], unaffordable: Sequence[str] = ()) -> dict[str, tuple[int, int]]:
     """Stratum → (how many clients trained it, how many took part in the rounds in which anybody was asked to).
 
-    Clients that take turns all train it in the end; of a round in which nobody is asked to, nobody is counted.
+    Clients that take turns all train it in the end; of a round in which nobody is asked to, nobody is counted. Of the
+    unaffordable strata, which nobody could be asked to train, all count that took part.
     """
-    trained: dict[str, set[int]] = {}
-    present: dict[str, set[int]] = {}
+    everybody = {client for record in records for client in record.clients}
+    nobodys = unaffordable if everybody else ()
+    trained: dict[str, set[int]] = {name: set() for name in nobodys}
+    present: dict[str, set[int]] = {name: set(everybody) for name in nobodys}
     for record in records:
         for strata, clients in _counted(record):
             for name in strata:

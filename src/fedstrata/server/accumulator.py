@@ -17,6 +17,7 @@ from torch import Tensor
 from fedstrata import wire
 from fedstrata.aggregation.mean import RunningMean
 from fedstrata.aggregation.strata import reduce_updates
+from fedstrata.core.low_rank import RankCuts, pad_ranks
 from fedstrata.core.method import Method
 from fedstrata.core.results import NOT_FINITE
 from fedstrata.core.stacks import Assignments, Memories, UpdateStack, VisitBlock, Visits, pick
@@ -24,6 +25,14 @@ from fedstrata.core.tensors import Tensors, clone
 from fedstrata.core.types import Absence, Assignment, Reducer, Slots, Stratum, Update, replace_fields
 from fedstrata.server.validation import NOT_CARRIED, RoundValidator, believable
 from fedstrata.system.timing import timed
+
+
+def pad_update(update: Update, cuts: RankCuts) -> Update:
+    """An update of a sub-model of a lower rank as one of the server's model: zeros where it holds nothing."""
+    if not cuts:
+        return update
+    slots = {name: pad_ranks(slot, cuts, scaled=False) for name, slot in update.slots.items()}
+    return replace_fields(update, delta=pad_ranks(update.delta, cuts), slots=slots)
 
 
 class RoundAccumulator:
@@ -66,6 +75,8 @@ class RoundAccumulator:
         self.bytes_up, self.flops, self.memory, self.examples, self.steps = 0, 0.0, 0.0, 0, 0
         self.slots_up: Counter[str] = Counter()
         self._not_finite, self._absent = 0, False
+        self.pad: Callable[[Assignment, Update], Update] | None = None
+        """Makes of what was asked and its update one of the server's model, where sub-models are of a lower rank."""
 
     def take_all(self, visits: Iterable[Visits]) -> None:
         """Fold all visits in; those that were asked and did not come are refused in the end."""
@@ -117,9 +128,9 @@ class RoundAccumulator:
 
     def _fold_block(self, stack: UpdateStack, rows: Sequence[int]) -> None:
         """Add accepted updates of a stack to the sums, in client order."""
-        if self._needs_deltas or self._accumulates or stack.slots:
+        if self._needs_deltas or self._accumulates or stack.slots or self.pad is not None:
             for row in rows:
-                self._fold(stack.visit(row)[0])
+                self._fold(self._as_servers(stack.visit(row)[0]))
             return
         examples, steps = pick(stack.examples, rows), pick(stack.steps, rows)
         weights = [*map(self._weight, examples)]
@@ -151,11 +162,16 @@ class RoundAccumulator:
             self._not_finite += why == NOT_FINITE
             return
         with timed("fold updates"):
-            self._fold(update)
+            self._fold(self._as_servers(update))
         self.accepted[update.client] = bool(memory)
         if memory:
             with timed("keep memories"):
                 self._keep([update.client], Memories.of([memory]))
+
+    def _as_servers(self, update: Update) -> Update:
+        """An accepted update with tensors of the server's shapes."""
+        asked = None if self.pad is None else self._asked.of_client(update.client)
+        return update if asked is None or self.pad is None else self.pad(asked, update)
 
     def _weight(self, examples: int) -> float:
         return float(examples) if self._method.weight == "examples" else 1.0

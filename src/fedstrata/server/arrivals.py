@@ -54,7 +54,7 @@ class AsTheyArrive:
 
     def open(self, state: ServerState, work_of: WorkOf, recall: Recall) -> OpenRound:
         """The round that begins with a state; those after the last one wait for everybody."""
-        if state.round >= self.server.rounds:
+        if self.server.is_after_training(state):
             return Clocked(self.server, self.sampler, self.forecast, self.presence).open(state, work_of, recall)
         events = _Events(self, state, work_of, recall)
         while len(events.arrived) < self.buffer and events.go_on():

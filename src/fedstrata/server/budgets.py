@@ -72,6 +72,7 @@ class Budgets:
         kinds: client → its kind, which is its device and its architecture.
         parts: kind → the parts that its clients train in turns; kinds that are not here train the whole model.
         notes: what a reader of the results must know.
+        unaffordable: names of the strata that none of them can train.
         alone: True if a client's turn must not depend on who else is asked, since each is asked by itself.
         seed: of the run.
     """
@@ -79,8 +80,14 @@ class Budgets:
     kinds: Mapping[int, Kind] = field(default_factory=dict)
     parts: Mapping[Kind, tuple[Part, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unaffordable: tuple[str, ...] = ()
     alone: bool = False
     seed: int = 0
+
+    @property
+    def facts(self) -> dict[str, list[str]]:
+        """What a reader of the run's files has to know."""
+        return {"unaffordable": list(self.unaffordable)} if self.unaffordable else {}
 
     def parts_of(self, round: int, clients: Sequence[int]) -> list[Part | None]:
         """What each of a round's clients trains, in their order; None for all of its model."""
@@ -173,7 +180,9 @@ def plan_budgets(
         raise UsageError(planner.refusal(next(iter(there))[1]))
     kinds = {client: kind for kind, clients in members.items() for client in clients}
     alone = context.method.arrivals is not None
-    return Budgets(dict(sorted(kinds.items())), parts, planner.notes(members, there), alone, limits.seed)
+    unaffordable = planner.unaffordable(there)
+    notes = planner.notes(members, there, unaffordable)
+    return Budgets(dict(sorted(kinds.items())), parts, notes, unaffordable, alone, limits.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,14 +291,20 @@ class _Planner:
             f"{bytes_text(least)} at least; take {longer}a smaller batch_size or model, or other devices"
         )
 
-    def notes(self, members: dict[Kind, list[int]], spans: dict[Kind, tuple[Span, ...]]) -> tuple[str, ...]:
+    def unaffordable(self, spans: dict[Kind, tuple[Span, ...]]) -> tuple[str, ...]:
+        """The strata that are in nobody's groups."""
+        trained = {n for kind, groups in spans.items() for span in groups for n in self.names(kind[1], span)}
+        return tuple(s.name for s in self.strata("") if trained.isdisjoint(s.params))
+
+    def notes(
+        self, members: dict[Kind, list[int]], spans: dict[Kind, tuple[Span, ...]], unaffordable: tuple[str, ...]
+    ) -> tuple[str, ...]:
         """Who trains what, and what nobody can train."""
         found = [self._note(kind, len(members[kind]), groups) for kind, groups in spans.items()]
-        trained = {n for kind, groups in spans.items() for span in groups for n in self.names(kind[1], span)}
-        nobody = [s.name for s in self.strata("") if trained.isdisjoint(s.params)]
-        if nobody:
-            shown = ", ".join(nobody[:SHOWN]) + (f" and {len(nobody) - SHOWN} more" if len(nobody) > SHOWN else "")
-            keeps = "it keeps its" if len(nobody) == 1 else "they keep their"
+        if unaffordable:
+            more = len(unaffordable) - SHOWN
+            shown = ", ".join(unaffordable[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+            keeps = "it keeps its" if len(unaffordable) == 1 else "they keep their"
             found.append(f"no device of the fleet can train {shown}: {keeps} first values")
         return tuple(filter(None, [*found, self._rule_note()]))
 
@@ -304,7 +319,8 @@ class _Planner:
         held = sum(last - first + 1 for first, last in spans) - _overlap(spans)
         named = [strata[a].name if a == b else f"{strata[a].name} – {strata[b].name}" for a, b in spans[:SHOWN]]
         more = f"; and {len(spans) - SHOWN} more" if len(spans) > SHOWN else ""
-        return f"of the fleet, {who} trains {held} of {len(strata)} strata, in turns: {'; '.join(named)}{more}"
+        turns = ", in turns" if len(spans) > 1 else ""
+        return f"of the fleet, {who} trains {held} of {len(strata)} strata{turns}: {'; '.join(named)}{more}"
 
 
 def _overlap(spans: Sequence[Span]) -> int:

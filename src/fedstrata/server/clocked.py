@@ -83,7 +83,7 @@ class Clocked:
         waits = [self.presence.next_time(client, begins) - begins for client in asked.clients]
         uses = foresee(asked, self.forecast, self.presence, recall)
         seconds = [wait + use.seconds for wait, use in zip(waits, uses, strict=True)]
-        deadline = None if state.round >= self.server.rounds else self.deadline
+        deadline = None if self.server.is_after_training(state) else self.deadline
         late = [place for place, own in enumerate(seconds) if deadline is not None and own > deadline]
         absent = self._absent(asked, seconds, late)
         gone = {absence.client for absence in absent}

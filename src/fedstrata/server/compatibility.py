@@ -20,10 +20,12 @@ from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
 from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
 from fedstrata.data.labels import place_of
 from fedstrata.errors import UsageError, did_you_mean, one_line
+from fedstrata.models.adapted import is_part, rank_axes
 from fedstrata.models.inputs import fit_model, fit_training
 from fedstrata.models.norms import running_statistics
 from fedstrata.models.passes import preserve_model
-from fedstrata.server.state import ServerState
+from fedstrata.server.state import Architecture, ServerState
+from fedstrata.techniques import TECHNIQUES
 from fedstrata.wire.packing import carries
 
 SAMPLE = 7
@@ -57,6 +59,26 @@ def check_classes(method: Method, task: Task) -> None:
     for technique in method.techniques:
         if technique.needs_classes and not task.has_classes:
             raise UsageError(f"'{technique.name}' needs classes, and the task '{task.name}' has none")
+
+
+def check_ranks(method: Method, architectures: Mapping[str, Architecture]) -> None:
+    """Refuse sub-models of a lower rank where nothing says how ranks are mixed, or what is sent between scales."""
+    lower = {arch: held.cuts.values() for arch, held in architectures.items() if held.cuts}
+    if not lower:
+        return
+    arch = next(iter(lower))
+    if not any(technique.mixes_ranks for technique in method.techniques):
+        known = ", ".join(name for name, made in TECHNIQUES.items() if getattr(made, "mixes_ranks", False))
+        raise UsageError(
+            f"the adapters of '{arch}' have another rank or scale than the server's, and nothing in the method "
+            f"'{method}' says how these are mixed: {known} do"
+        )
+    sender = next(iter(method.at("send")), None)
+    if sender is not None and any(cut.factor != 1 for cuts in lower.values() for cut in cuts):
+        raise UsageError(
+            f"'{sender.name}' sends tensors for each parameter, and the adapters of '{arch}' have another scale than "
+            "the server's: give all the same alpha / r"
+        )
 
 
 def check_trust(method: Method, trusted: object) -> None:
@@ -329,10 +351,11 @@ def _check_architectures(models: Mapping[str, nn.Module], arch_of: Callable[[int
             known = did_you_mean(arch_of(client), [name for name in models if name])
             raise UsageError(f"client {client} has the unknown architecture '{arch_of(client)}'{known}")
     whole = {**dict(models[""].named_parameters()), **running_statistics(models[""])}
+    axes = rank_axes(models[""])
     for arch, model in models.items():
         for name, tensor in {**dict(model.named_parameters()), **running_statistics(model)}.items():
             if name not in whole:
                 raise UsageError(f"architecture '{arch}' has '{name}', which the server's model lacks")
-            if tensor.shape != whole[name].shape or tensor.dtype != whole[name].dtype:
+            if not is_part(tensor.shape, whole[name].shape, axes.get(name)) or tensor.dtype != whole[name].dtype:
                 shapes = f"{list(tensor.shape)} instead of {list(whole[name].shape)}"
                 raise UsageError(f"'{name}' of the architecture '{arch}' is {shapes}")

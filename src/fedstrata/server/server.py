@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata import wire
+from fedstrata.core.low_rank import cut_ranks
 from fedstrata.core.method import Method
 from fedstrata.core.results import Trained
 from fedstrata.core.rng import derive, derive_each, seed_global
@@ -20,7 +21,7 @@ from fedstrata.core.stacks import Assignments, Memories, Visits
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, add, all_finite, scale
 from fedstrata.core.types import Assignment, Examples, Slots, Stratum, Turn, Update, Work, replace_fields
-from fedstrata.server.accumulator import RoundAccumulator
+from fedstrata.server.accumulator import RoundAccumulator, pad_update
 from fedstrata.server.budgets import NO_BUDGETS, Budgets, Part
 from fedstrata.server.compatibility import client_memory_mismatch
 from fedstrata.server.kinds import AssignmentKinds
@@ -118,6 +119,8 @@ class Server:
         senders = self.method.acting("send", assignment.is_after_training)
         slots = {t.name: t.send(state.techniques[t.name], assignment) for t in senders}
         if slots:
+            cuts = self.architectures[assignment.arch].cuts
+            slots = {name: cut_ranks(slot, cuts, scaled=False) for name, slot in slots.items()}
             assignment = replace_fields(assignment, slots={name: slot for name, slot in slots.items() if slot})
         return assignment
 
@@ -125,21 +128,26 @@ class Server:
         """What each client's device can train in a round; None for the whole model."""
         return self.budgets.parts_of(round, clients)
 
+    def is_after_training(self, state: ServerState) -> bool:
+        """True if the next round is one of those after the last one."""
+        return state.round >= self.rounds
+
     def build_template(self, state: ServerState, arch: str, work: Work) -> Assignment:
         """What all clients of an architecture are asked for, before techniques plan."""
         held = self.architectures[arch]
-        last = state.round >= self.rounds
+        last = self.is_after_training(state)
         sends = self.method.buffers == "average" or (last and self.method.buffers == "local")
         movable = tuple(n for n in held.params if n not in held.frozen)
         whole = arch == "" or len(held.params) == len(state.params)
         params = self._params_to_send(state)
+        whole = whole and not held.cuts
         return Assignment(
             round=state.round,
             rounds=self.rounds,
             run_seed=self.seed,
             client=-1,
             arch=arch,
-            params=params if whole else {n: params[n] for n in held.params},
+            params=params if whole else held.part_of(params),
             buffers={n: state.buffers[n] for n in held.buffers} if sends else {},
             trains=() if last and not self.method.tunes else movable,
             uploads=() if last else movable,
@@ -151,7 +159,7 @@ class Server:
 
     def _params_to_send(self, state: ServerState) -> Tensors:
         """The parameters that clients begin with: where they go on by themselves, those that are handed out."""
-        if state.round < self.rounds or not self.method.tunes:
+        if not self.is_after_training(state) or not self.method.tunes:
             return state.params
         return self.method.deploy(state.techniques, state.params)
 
@@ -218,6 +226,7 @@ class Server:
         """
         asked, compared = Assignments.of(assignments), (self.architectures[""].strata, reference)
         folded = RoundAccumulator(self.method, asked, self.validate.against(state.buffers), keep, *compared)
+        folded.pad = self._pad if any(held.cuts for held in self.architectures.values()) else None
         folded.take_all(visits)
         # Where few updates end a round, one bad client may be all of it: its update is refused, and the run goes on.
         after, diverged = state, folded.only_infinite and self.method.arrivals is None
@@ -226,6 +235,10 @@ class Server:
             diverged = not all_finite(after.params.values())
         after = self._remember(after, state.round, folded.accepted, asked)
         return after, self._outcome(asked, folded, diverged)
+
+    def _pad(self, asked: Assignment, update: Update) -> Update:
+        """An update of a sub-model of a lower rank as one of the server's model: zeros where it holds nothing."""
+        return pad_update(update, self.architectures[asked.arch].cuts)
 
     def _outcome(self, asked: Assignments, folded: RoundAccumulator, diverged: bool) -> Outcome:
         return Outcome(
@@ -267,7 +280,7 @@ class Server:
         states = dict(state.techniques)
         if self.method.server_lr != 1:
             delta = scale(delta, self.method.server_lr)
-        applies = tuple(self.method.acting("apply", state.round >= self.rounds))
+        applies = tuple(self.method.acting("apply", self.is_after_training(state)))
         if applies:
             view = self._view(state, buffers, folded)
             seed_global(view.seed, torch.device("cpu"))  # the server's own data may have transforms that draw from it
@@ -318,8 +331,12 @@ class Server:
     def check_memory(self, state: ServerState, client: int, memory: Slots) -> str | None:
         """Why a memory cannot be what a client remembers at a state, or None."""
         held = self.architectures[self.arch_of(client)]
-        params, buffers = {n: state.params[n] for n in held.params}, {n: state.buffers[n] for n in held.buffers}
-        return client_memory_mismatch(self.method, memory, params, buffers)
+        buffers = {n: state.buffers[n] for n in held.buffers}
+        return client_memory_mismatch(self.method, memory, held.part_of(state.params), buffers)
+
+    def params_of(self, state: ServerState, client: int) -> Tensors:
+        """What a client's sub-model holds of the parameters of a state, as it holds it."""
+        return self.architectures[self.arch_of(client)].part_of(state.params)
 
     @cached_property
     def _owners(self) -> dict[str, int]:

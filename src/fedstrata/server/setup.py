@@ -16,11 +16,19 @@ from fedstrata.core.types import Examples, Stratum, Work
 from fedstrata.data.client_data import ClientData, hold_out_examples, read_clients
 from fedstrata.data.examples import as_examples, as_unlabelled
 from fedstrata.data.pooling import pool_examples
+from fedstrata.models.adapted import share_base
 from fedstrata.models.copying import copy_model
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.stages import mark_stages
 from fedstrata.models.strata import used_by_any
-from fedstrata.server.compatibility import check_classes, check_fit, check_module, check_trust, resolve_task
+from fedstrata.server.compatibility import (
+    check_classes,
+    check_fit,
+    check_module,
+    check_ranks,
+    check_trust,
+    resolve_task,
+)
 from fedstrata.server.state import Architecture
 
 
@@ -56,6 +64,13 @@ class Setup:
     def strata(self) -> tuple[Stratum, ...]:
         """Those of the server's own model."""
         return self.architectures[""].strata
+
+    @property
+    def known_of_models(self) -> dict[str, Any]:
+        """What a `ClientContext` is told of the models."""
+        held = self.architectures
+        strata = {name: one.strata for name, one in held.items()}
+        return {"archs": tuple(held), "strata": strata, "cuts": {name: one.cuts for name, one in held.items()}}
 
     def settings_of(self, method: Method, work: Work, augments: bool) -> dict[str, Setting]:
         """Architecture → what a method is about to run with."""
@@ -110,17 +125,21 @@ def build_setup(
     of_client = arch_of or (lambda client: "")
     if method.branches:
         models, of_client = isolate_architectures(models, of_client, len(examples))
+    share_base(models)
     with preserve_rng():  # a dataset's own transforms may draw random numbers
         sample = check_fit(task, models, of_client, examples, tested, batch_size, inputs, own, root)
         task = resolve_task(task, examples, models[""], sample)
     for module in models.values():
         mark_stages(module, sample)
+    architectures = _architectures(models, sample)
+    check_ranks(method, architectures)
     pooled = pool_examples(examples)  # now, since refusals name the client whose tensors do not fit
-    return Setup(task, models, of_client, pooled, own, tested, inputs, root, sample, _architectures(models, sample))
+    return Setup(task, models, of_client, pooled, own, tested, inputs, root, sample, architectures)
 
 
 def _architectures(models: Mapping[str, nn.Module], sample: Tensor) -> dict[str, Architecture]:
     """What each model holds; the server's strata are idle only where no sub-model uses them."""
     found = {name: Architecture.of(module, sample) for name, module in models.items()}
+    found |= {name: found[name].cut_from(found[""], models[name], models[""]) for name in models if name}
     used = used_by_any(found[""].strata, *(a.strata for a in found.values()))
     return found | {"": replace(found[""], strata=used)}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
+from fedstrata.core.low_rank import RankCut, cut_ranks, find_rank_cuts
 from fedstrata.core.results import RoundOutcome
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Slots, Stratum
@@ -83,6 +84,7 @@ class Architecture:
     """A client's sub-model by names: which parameters and buffers it holds, its strata, and what its user froze.
 
     `base` is the frozen base beneath adapters, which every client has by itself, and `digest` says that it is the same.
+    `cuts` are the factors of adapters of which it holds a part, for its rank is lower than the server's.
     """
 
     params: tuple[str, ...]
@@ -91,6 +93,16 @@ class Architecture:
     frozen: frozenset[str] = frozenset()
     base: frozenset[str] = frozenset()
     digest: str = ""
+    cuts: Mapping[str, RankCut] = field(default_factory=dict)
+
+    def part_of(self, params: Tensors) -> Tensors:
+        """What it holds of the server's parameters, as it holds it."""
+        return cut_ranks({n: params[n] for n in self.params}, self.cuts)
+
+    def cut_from(self, whole: Architecture, module: nn.Module, server: nn.Module) -> Architecture:
+        """The same, with what it holds less of than the server's model."""
+        params, own = dict(server.named_parameters()), dict(module.named_parameters())
+        return replace(self, cuts=find_rank_cuts(whole.strata, self.strata, params, own))
 
     @staticmethod
     def of(module: nn.Module, sample: Tensor) -> Architecture:

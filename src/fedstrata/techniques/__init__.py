@@ -31,6 +31,9 @@ from fedstrata.techniques.fedsalora import FedSALoRA
 from fedstrata.techniques.fedspeed import FedSpeed
 from fedstrata.techniques.ffalora import FFALoRA
 from fedstrata.techniques.finetune import FineTune
+from fedstrata.techniques.flora import FLoRA
+from fedstrata.techniques.hetlora import HetLoRA
+from fedstrata.techniques.hlora import HLoRA
 from fedstrata.techniques.inco import GroupAvg, HeteroAvg, InCo
 from fedstrata.techniques.keep import Keep
 from fedstrata.techniques.lgfedavg import LGFedAvg
@@ -87,6 +90,9 @@ TECHNIQUES: Registry = {
     "fedsalora": FedSALoRA,
     "rolora": RoLoRA,
     "fedexlora": FedExLoRA,
+    "hetlora": HetLoRA,
+    "hlora": HLoRA,
+    "flora": FLoRA,
     "centralised": Centralised,
     "local": Local,
 }

@@ -13,7 +13,7 @@ from fedstrata.core.technique import Setting
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError
-from fedstrata.models.parts import HEAD, Patterns, check_parts, list_patterns, names_of_parts
+from fedstrata.models.parts import HEAD, Patterns, check_parts, names_of_parts
 from fedstrata.techniques.finetune import FineTune
 from fedstrata.techniques.keep import ONE_MODEL
 
@@ -54,13 +54,9 @@ class FedBABU(FineTune):
         """Refuse patterns that name nothing."""
         super().check(setting)
         if setting.arch == "":
-            check_parts("fedbabu's head", self._head_patterns, setting.strata)
-            if names_of_parts(self._head_patterns, setting.strata).issuperset(setting.movable):
+            check_parts("fedbabu's head", self.head, setting.strata)
+            if names_of_parts(self.head, setting.strata).issuperset(setting.movable):
                 raise UsageError("fedbabu's head is all that trains: there is no body to learn")
-
-    @property
-    def _head_patterns(self) -> tuple[str, ...]:
-        return list_patterns(self.head)
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """The body trains and travels; after the last round the model is fine-tuned."""
@@ -72,4 +68,4 @@ class FedBABU(FineTune):
 
     def fixed(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
         """The head, which has no turn where strata take turns."""
-        return names_of_parts(self._head_patterns, strata)
+        return names_of_parts(self.head, strata)

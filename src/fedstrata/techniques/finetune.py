@@ -9,7 +9,7 @@ from fedstrata.core.technique import Setting, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import positive, whole_number
-from fedstrata.models.parts import Patterns, check_parts, list_patterns, names_of_parts
+from fedstrata.models.parts import Patterns, check_parts, names_of_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +41,10 @@ class FineTune(Technique):
         if self.lr is not None:
             positive(self.name, lr=self.lr)
 
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """What trains, as patterns; none for everything."""
-        return list_patterns(self.strata)
-
     def check(self, setting: Setting) -> None:
         """Refuse patterns that name nothing."""
         if setting.arch == "":
-            check_parts(f"{self.name}'s strata", self.patterns, setting.strata)
+            check_parts(f"{self.name}'s strata", self.strata, setting.strata)
 
     def plan(self, assignment: Assignment, strata: tuple[Stratum, ...], state: Tensors) -> Assignment:
         """Before the end nothing; then what is to be tuned trains, and stays."""
@@ -60,6 +55,6 @@ class FineTune(Technique):
         if not self.epochs:
             return replace(assignment, trains=())
         work = replace(assignment.work, epochs=self.epochs, steps=None, lr=self.lr or assignment.work.lr)
-        chosen = names_of_parts(self.patterns, strata)
-        trains = tuple(n for n in assignment.trains if n in chosen or not self.patterns)
+        chosen = names_of_parts(self.strata, strata)
+        trains = tuple(n for n in assignment.trains if n in chosen or not self.strata)
         return replace(assignment, trains=trains, work=work)

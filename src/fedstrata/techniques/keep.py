@@ -9,7 +9,7 @@ from fedstrata.core.technique import Setting, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import UsageError
-from fedstrata.models.parts import HEAD, Patterns, check_parts, list_patterns, names_of_parts
+from fedstrata.models.parts import HEAD, Patterns, check_parts, names_of_parts
 
 ONE_MODEL = "parts are named in one model, and there every group of clients has its own"
 JUDGED = "accuracy: the mean of the clients' own models on the whole test set; the server's lacks what they keep"
@@ -36,24 +36,19 @@ class Keep(Technique):
     refuses: ClassVar[dict[str, str]] = {"groupavg": ONE_MODEL}
     strata: Patterns = HEAD
 
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """What stays, as patterns."""
-        return list_patterns(self.strata)
-
     def kept(self, strata: tuple[Stratum, ...]) -> frozenset[str]:
         """The names of the parameters and running statistics that stay."""
-        return names_of_parts(self.patterns, strata)
+        return names_of_parts(self.strata, strata)
 
     def check(self, setting: Setting) -> None:
         """Refuse patterns that name nothing, or everything, and statistics that the policy would average."""
         if setting.arch == "":  # sub-models may lack strata
-            check_parts(f"{self.name}'s strata", self.patterns, setting.strata)
+            check_parts(f"{self.name}'s strata", self.strata, setting.strata)
         kept = self.kept(setting.strata)
         if kept.issuperset(setting.movable):
             of = f" of the model '{setting.arch}'" if setting.arch else ""
             raise UsageError(f"{self.name} leaves nothing{of} to travel: every client alone is the method 'local'")
-        if setting.arch == "" and self.patterns and kept.isdisjoint(setting.movable):
+        if setting.arch == "" and self.strata and kept.isdisjoint(setting.movable):
             raise UsageError(f"{self.name} keeps nothing that trains: it would be FedAvg")
         if setting.buffers == "average" and any(not kept.isdisjoint(s.buffers) for s in setting.strata):
             raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedstrata.core.low_rank import adapters_of, product
+from fedstrata.core.low_rank import RankCut, adapters_of, cut_ranks, pad_ranks, product, rank
 from fedstrata.core.technique import RoundView, Setting
 from fedstrata.core.tensors import Tensors, scale
 from fedstrata.core.types import LowRank
@@ -14,6 +14,11 @@ from fedstrata.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+MIXED = "both say what the factors of all clients come to"
+REMEMBERS = ("scaffold", "feddyn", "fedspeed", "fednova", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
+"""Techniques that remember, or measure, directions in the factors."""
+TURNS = "it makes other factors of a product in every round, in which the other's directions mean nothing"
+"""Why they are refused beside a technique that gives all clients new factors."""
 Factors = Sequence[tuple[float, Tensors]]
 """Of each client its weight, with a sum of 1, and its factors by name."""
 
@@ -40,11 +45,24 @@ def arrived_adapters(round: RoundView) -> list[LowRank]:
 
 
 def collect_factors(round: RoundView, adapter: LowRank) -> Factors:
-    """A_k and B_k of every client that sent both, with what it counts in the mean."""
-    names = (adapter.a, adapter.b)
-    sent = [(w, u.delta) for w, u in zip(round.weights, round.updates, strict=True) if set(names) <= u.delta.keys()]
-    total = sum(weight for weight, _ in sent)
-    return [(weight / total, {n: round.params[n] + delta[n] for n in names}) for weight, delta in sent]
+    """A_k and B_k of every client that sent both, with what it counts in the mean.
+
+    All have the server's rank and scale, with zeros beyond the client's own rank.
+    """
+    names = {adapter.a, adapter.b}
+    came = zip(round.weights, round.updates, round.asked, strict=True)
+    sent = [(weight, u.delta, rank(asked.params, adapter)) for weight, u, asked in came if names <= u.delta.keys()]
+    total = sum(weight for weight, _, _ in sent)
+    starts = {held: first_ranks(round.params, adapter, held) for held in {held for _, _, held in sent}}
+    return [(weight / total, {n: t + delta[n] for n, t in starts[held].items()}) for weight, delta, held in sent]
+
+
+def first_ranks(params: Tensors, adapter: LowRank, held: int) -> Tensors:
+    """A and B with zeros beyond their first rows and columns, `held` of them."""
+    whole = rank(params, adapter)
+    cuts = {n: RankCut(axis, held, whole, 1.0) for axis, n in enumerate((adapter.a, adapter.b))}
+    own = {n: params[n] for n in cuts}
+    return own if held == whole else pad_ranks(cut_ranks(own, cuts), cuts)
 
 
 def mean_factors(factors: Factors) -> Tensors:
