@@ -3,6 +3,7 @@
 # make test   every test, in a virtual environment of its own
 # make check  what CI runs: lint, types, tests
 # make docs   the documentation site, in site/; make docs-serve shows it while you write
+# make notebooks  runs examples/*.py and writes their notebooks
 # make wheel-demo  the wheel, installed without extras, runs the demo: half a minute
 # make dist   what is published, in dist/: wheel, source, bill of materials, checksums
 # make bench  speed against other simulators, half an hour; installs them beside, 3 GB
@@ -16,7 +17,7 @@ TYPES := .venv/.types
 DOCS := .venv/.docs
 RELEASE := .venv/release
 
-.PHONY: demo quick test check lint types docs docs-serve bench bench-quick wheel-demo dist clean
+.PHONY: demo quick test check lint types docs docs-serve notebooks bench bench-quick wheel-demo dist clean
 
 # Every test starts processes that import the package: let them find it compiled. One thread each: more threads than
 # cores would wait for each other, and use up what the others need.
@@ -62,6 +63,9 @@ docs: $(DOCS)
 
 docs-serve: $(DOCS)
 	$(MKDOCS) serve --livereload --watch src --watch website
+
+notebooks: $(TEST)
+	$(BIN)/python -m website.build_notebooks
 
 bench: $(TEST)
 	benchmarks/peers/setup.sh

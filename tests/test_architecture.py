@@ -33,6 +33,7 @@ LAYERS = [
     ["federation"],
     ["run", "flower"],
     ["compare"],
+    ["tuning"],
     [""],
     ["attack"],
     ["reproduce"],
@@ -107,9 +108,11 @@ def test_importing_the_package_loads_no_optional_part() -> None:
     import subprocess
     import sys
 
-    extras = "kornia transformers peft matplotlib tensorboard wandb mlflow IPython ray flwr flwr_datasets pandas ot"
+    extras = (
+        "kornia transformers peft matplotlib tensorboard wandb mlflow IPython ray flwr flwr_datasets pandas ot optuna"
+    )
     modules = "cli.main, run, attack, compare, cli.console, compare.show, flower.certs, flower.template"
-    modules += ", probes.measures, report.plots, reproduce, progress.terminal, tracking.tracker"
+    modules += ", probes.measures, report.plots, reproduce, progress.terminal, tracking.tracker, tuning"
     imports = ", ".join(f"fedstrata.{module}" for module in modules.split(", "))
     code = f"import sys, {imports}; print([m for m in '{extras}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -68,10 +68,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """A page as Python-Markdown reads it, with links that lead to pages of the site."""
     place = page.file.src_uri
-    if place in WRITTEN:
-        text = markdown.move_links(text, WRITTEN[place], place, ROOT)
-    elif place not in MADE and not place.startswith("tutorials/"):
-        text = markdown.move_links(text, f"docs/{place}", place, ROOT)
+    if place not in MADE:
+        home = "examples/notebook" if place in notebooks.pages(ROOT / "examples") else f"docs/{place}"
+        text = markdown.move_links(text, WRITTEN.get(place, home), place, ROOT)
     if RESULTS in text:
         text = text.replace(RESULTS, _other_results(text))
     if NOTEBOOKS in text:
@@ -80,10 +79,10 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
 
 
 def _tutorials() -> str:
-    """Links to the notebooks' pages."""
-    made = sorted(notebooks.pages(ROOT / "examples").items())
-    lines = [f"- [{_title(text)}]({page.removeprefix('tutorials/')})" for page, text in made]
-    return "\n".join(lines) if lines else "There is none yet."
+    """Links to the notebooks' pages, and how long each notebook ran."""
+    seconds, made = notebooks.seconds(ROOT / "examples"), sorted(notebooks.pages(ROOT / "examples").items())
+    rows = [f"| [{_title(text)}]({page.removeprefix('tutorials/')}) | {seconds[page]:.0f} |" for page, text in made]
+    return "\n".join(["| notebook | seconds |", "|---|--:|", *rows]) if rows else "There is none yet."
 
 
 def _other_results(text: str) -> str:
@@ -98,5 +97,23 @@ def _title(text: str) -> str:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Drawings stand in the page itself, so that they follow its colours."""
-    return markdown.inline_drawings(html, DOCS / "img")
+    """Drawings stand in the page itself, so that they follow its colours; a head of a table without words is none."""
+    return markdown.inline_drawings(html, DOCS / "img").replace("<th></th>", "<td></td>")
+
+
+_NESTED = re.compile(
+    r'aria-labelledby="(__nav_[\d_]+)_label"([^>]*>\s*<label class="md-nav__title" for="\1">.*?</label>)', re.S
+)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """The theme's search and lists of pages get the names that a screen reader needs."""
+    named = _NESTED.sub(lambda nav: f'aria-label="{_words(nav[2])}"{nav[2]}', output)
+    return named.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
+def _words(html: str) -> str:
+    """The text in the label of a list of pages."""
+    return " ".join(re.sub(r"<[^>]*>", " ", html.partition(">")[2]).split())

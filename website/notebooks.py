@@ -9,8 +9,21 @@ from typing import Any
 
 def pages(folder: Path) -> dict[str, str]:
     """Page of the site → its Markdown, for every notebook of a folder; none where there is no folder."""
-    found = sorted(folder.glob("*.ipynb")) if folder.is_dir() else []
-    return {f"tutorials/{path.stem.replace('_', '-')}.md": as_markdown(path.read_text("utf-8")) for path in found}
+    return {_page(path): as_markdown(path.read_text("utf-8")) for path in _notebooks(folder)}
+
+
+def seconds(folder: Path) -> dict[str, float]:
+    """Page of the site → the seconds of processor time that its notebook took; 0 where it does not say."""
+    told = {_page(path): json.loads(path.read_text("utf-8"))["metadata"] for path in _notebooks(folder)}
+    return {page: float(about.get("fedstrata", {}).get("cpu_seconds", 0)) for page, about in told.items()}
+
+
+def _notebooks(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.ipynb")) if folder.is_dir() else []
+
+
+def _page(path: Path) -> str:
+    return f"tutorials/{path.stem.replace('_', '-')}.md"
 
 
 def as_markdown(notebook: str) -> str:

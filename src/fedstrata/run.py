@@ -25,6 +25,7 @@ from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.data.partitions import partition
 from fedstrata.data.readers.archives import DATA_VARIABLE
+from fedstrata.data.validation import set_aside
 from fedstrata.errors import UsageError, one_line
 from fedstrata.federation import Federation
 from fedstrata.models.adapted import base_digest
@@ -45,6 +46,8 @@ RECIPE = tuple(name for name in RunConfig.model_fields if name not in Settings.m
 def deal(config: RunConfig) -> tuple[Dataset, list[Any]]:
     """The dataset of a configuration, and its clients' index tensors."""
     dataset = load_dataset(config.dataset, config.data_dir, config.task or "", find_tokenizer(config))
+    if config.validation is not None:
+        dataset = set_aside(dataset, config.validation)
     parts = partition(
         dataset.labels,
         config.partition,

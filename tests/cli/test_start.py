@@ -75,7 +75,7 @@ def test_help_says_what_is_imported_too_late_for_it(capsys: Capture) -> None:
 
 # --- without torch ---------------------------------------------------------------------------------------------------
 
-HEAVY = ("torch", "scipy", "sklearn", "fedstrata.engines")
+HEAVY = ("torch", "scipy", "sklearn", "optuna", "fedstrata.engines")
 CODE = f"""
 import sys
 from fedstrata.cli import main
@@ -135,6 +135,7 @@ LIGHT = [
     ("run --help", "--participation"),
     ("attack invert --help", "--noise"),
     ("machine tune --help", "--seconds"),
+    ("tune --help", "--search-seed"),
     *((f"list {what}", what) for what in registries.TABLES if what != "engines"),
     ("report runs/one", "report.html"),
     ("report runs", "report.html"),

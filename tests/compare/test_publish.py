@@ -18,10 +18,11 @@ from fedstrata._version import __version__
 from fedstrata.compare import Comparison, plan
 from fedstrata.compare.cite import AUTHORS, TITLE, bibtex
 from fedstrata.compare.latex import MARK, latex
-from fedstrata.compare.significance import holm, paired_p, rank_methods, studentised_range
 from fedstrata.compare.table import rows
 from fedstrata.config.registries import load_table
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.citation import Paper, escape_latex
+from fedstrata.report.significance import holm, paired_p, rank_methods, studentised_range
 from tests.compare.test_compare import SMALL, UNIFORM, result
 from tests.small_runs import fedstrata, one_sentence
 
@@ -158,7 +159,7 @@ def test_the_command_prints_it(
 def test_a_bibliography() -> None:
     methods = ["fedavg", "feddyn + fedprox", "fedprox(mu=0.5)", "fedavg(reduce='krum(share=0.2)')", "local"]
     made = plan({**SMALL, "method": methods, "faults": "gaussian(share=0.3)"}, "out")
-    text = bibtex(made)
+    text = bibtex([run.config for run in made.runs])
     keys = re.findall(r"^@\w+\{(.+),$", text, re.M)
     assert keys == [
         "mcmahan2017communication",
@@ -170,7 +171,7 @@ def test_a_bibliography() -> None:
     assert 'Blaise {Ag{\\"u}era y Arcas}' in text
     assert "Ramon {Matas Navarro}" in text
     assert __version__ in text
-    assert bibtex(plan({**SMALL, "method": "centralised"}, "out")).count("@") == 1
+    assert bibtex([validate_settings(RunConfig, {**SMALL, "method": "centralised"})]).count("@") == 1
 
 
 def test_our_own_entry_is_that_of_the_citation_file() -> None:

@@ -88,6 +88,7 @@ COMMANDS: list[tuple[str, list[str]]] = [
     ("matplotlib", ["attack", "invert", "there"]),
     ("tensorboard", ["run", *options(), "--tensorboard", "--out", "run"]),
     ("wandb", ["run", *options(), "--track", "wandb", "--out", "run"]),
+    ("optuna", ["tune", *options(), "--out", "run"]),
     ("mlflow", ["run", *options(), "--track", "mlflow", "--out", "run"]),
 ]
 CALLS: list[tuple[str, Callable[[], Any]]] = [

@@ -28,6 +28,8 @@ FENCE = re.compile(r"^( *)```(\w+)(?:[ ]+title=\"([^\"]+)\")?[^\n]*\n(.*?)^\1```
 CUT_SHORT = {
     "run": "--rounds 2 --steps 1",
     "compare": "--rounds 2 --steps 1",
+    "tune": "--rounds 3 --steps 1 --trials 2",
+    "--tune": "--tune 2",
     "reproduce": "--only trace",  # tests/reproduce has all parts
     "--probe": "--probe-clients 4 --probe-examples 64",
     "--try": "--try-seeds 1",  # tests/trials has several
@@ -35,7 +37,7 @@ CUT_SHORT = {
 }
 """What is added to a line that has a word."""
 FLOWER = {"flwr", "flower-superlink", "flower-supernode"}
-ELSEWHERE = {"cd", "chmod", "export", "git", "make", "mkdir", "pip", "ray", "tar"} | FLOWER
+ELSEWHERE = {"cd", "jupyter", "chmod", "export", "git", "make", "mkdir", "pip", "ray", "tar"} | FLOWER
 """Programs of others, and what needs more than one machine: tests/flower runs a deployment, tests/engines a cluster."""
 
 

@@ -13,6 +13,7 @@ EXTRAS = {
     "deploy-with-flower": ("flwr", "cryptography"),
     "run-on-ray": ("ray",),
     "compare-and-publish": ("matplotlib",),
+    "tune": ("optuna",),
 }
 """Guide → the packages of extras that it is about."""
 

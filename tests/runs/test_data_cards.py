@@ -125,6 +125,21 @@ def test_small_outputs_between_0_and_1_are_no_probabilities() -> None:
         assert not puts_out_probabilities(model, sample, outputs, build_task("binary"))
 
 
+@pytest.mark.parametrize("after", [nn.Identity(), nn.Sigmoid()])
+def test_normalised_features_hide_large_inputs_but_not_a_large_classifier(after: nn.Module) -> None:
+    """Layer norm makes ±1000·x what ±x was, so that a bias keeps the outputs between 0 and 1 for all of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 1), after)
+    sample = torch.randn(5, 3)
+    with torch.no_grad():
+        model[2].weight.mul_(0.01)
+        model[2].bias.fill_(0.5)
+        task, outputs = build_task("binary"), model(sample)
+        assert puts_out_probabilities(model, sample, outputs, task)  # as long as nobody says which is the classifier
+        is_sigmoid = isinstance(after, nn.Sigmoid)
+        assert puts_out_probabilities(model, sample, outputs, task, fs.strata(model, sample)) is is_sigmoid
+
+
 def test_classes_by_hand_and_those_of_few_examples_are_not_told() -> None:
     """Six of class 0, five of class 2, and two of class 1, which are in no mean: their sum would follow from it."""
     labels = torch.tensor([0] * 6 + [2] * 5 + [1] * 2)

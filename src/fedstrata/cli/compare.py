@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from fedstrata.errors import FedstrataError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstrata.compare import Comparison, Plan
+    from fedstrata.compare import Comparison
 
 WHAT = "What to compare"
 Methods = Annotated[
@@ -59,6 +60,68 @@ Cite = Annotated[
     bool, typer.Option("--cite", help="print BibTeX of the methods' papers; run nothing", rich_help_panel=OUTPUT)
 ]
 
+TuneOption = Annotated[
+    int | None,
+    typer.Option("--tune", metavar="N", help="first search each method's settings with N trials", rich_help_panel=WHAT),
+]
+SEARCH_SEED, HALVING = 1000, 3
+"""As in `fedstrata.tuning.Budget`, which needs more imports than help may."""
+SearchTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--search",
+        metavar="NAME=SPACE; …",
+        help="what to try: 'lr=log(1e-3, 1); fedprox.mu=log(1e-4, 1)' [default: lr=log(0.001, 1)]",
+        rich_help_panel=WHAT,
+    ),
+]
+SearchSeed = Annotated[
+    int, typer.Option(help="seed of the search and its trials; none of those reported", rich_help_panel=WHAT)
+]
+Halving = Annotated[
+    int,
+    typer.Option(help="at each rung about one of so many trials goes on; 0 runs all to the end", rich_help_panel=WHAT),
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a file and the options ask to compare.
+
+    Args:
+        file: what the configuration holds.
+        given: options that are a run's fields.
+        methods, seeds, vary, sets, search: options of these names, as they were written.
+        out: the directory of all runs.
+        jobs: how many at the same time.
+    """
+
+    file: Mapping[str, Any]
+    given: Mapping[str, Any]
+    methods: Sequence[str] | None
+    seeds: Sequence[str]
+    vary: Sequence[str]
+    sets: Sequence[str]
+    search: Sequence[str]
+    out: Path
+    jobs: int
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The file's table [search]."""
+        found = self.file.get("search", {})
+        if not isinstance(found, Mapping):
+            raise UsageError(f'[search] is a table, such as lr = "log(1e-3, 1)", not {found!r}')
+        return dict(found)
+
+    def merge(self) -> dict[str, Any]:
+        """The fields of all runs, some with several values."""
+        from fedstrata.compare import merge_options
+
+        file = {name: value for name, value in self.file.items() if name != "search"}
+        methods = "; ".join(self.methods) if self.methods else None
+        return merge_options(file, parse_numbers(self.given), methods, self.seeds, self.vary, self.sets)
+
 
 @with_fields
 def compare(
@@ -66,6 +129,10 @@ def compare(
     methods: Methods = None,
     seeds: Seeds = None,
     vary: Vary = None,
+    tune: TuneOption = None,
+    search: SearchTexts = None,
+    search_seed: SearchSeed = SEARCH_SEED,
+    halving: Halving = HALVING,
     out: Out = Path("runs/compare"),
     sets: Sets = None,
     jobs: Jobs = 1,
@@ -83,23 +150,28 @@ def compare(
 ) -> None:
     """Run methods × seeds (and any other field), leaving out what is finished, and print the table."""
     form = _chosen_form(markdown=as_markdown, csv=as_csv, latex=as_latex, json=as_json, cite=cite)
-    from fedstrata.compare import merge_options, plan, show, tabulate
-
-    values = {} if config is None else read_toml(config)
-    joined = "; ".join(methods) if methods else None
-    grid = plan(merge_options(values, parse_numbers(given), joined, seeds or [], vary or [], sets or []), out)
+    file = {} if config is None else read_toml(config)
+    asked = Asked(file, given, methods, seeds or [], vary or [], sets or [], search or [], out, jobs)
     if cite:
-        _print_bibtex(grid)
+        print(_bibtex(asked, tune))
         return
-    failures = {} if table_only else _run_missing(grid, jobs, open_screen(stderr=bool(form), quiet=quiet))
-    found = tabulate(grid, failures)
-    wrong = [error for error in failures.values() if isinstance(error, UsageError)]
-    if wrong and len(wrong) == len({run.directory for run in grid.runs}):
-        raise wrong[0]  # the input fits no run, so there is nothing to show
+    budget = None if tune is None else (tune, search_seed, halving)
+    found = _compare(asked, budget, table_only, open_screen(stderr=bool(form), quiet=quiet))
     _show(found, form)
     if report:
-        _write_report(found, out / "report.html", open_)
-    if failures:
+        write_report(found, out / "report.html", open_)
+    fail_if_any_failed(found)
+
+
+def fail_if_any_failed(found: Comparison) -> None:
+    """End with what went wrong, if anything did.
+
+    Raises:
+        FedstrataError: if a run has failed.
+    """
+    from fedstrata.compare import show
+
+    if found.failures:
         raise FedstrataError(show.failure_text(found))
 
 
@@ -111,17 +183,37 @@ def _chosen_form(**asked: bool) -> str:
     return "".join(chosen)
 
 
-def _print_bibtex(grid: Plan) -> None:
+def _bibtex(asked: Asked, tune: int | None) -> str:
+    """A bibliography of the methods; what is searched in them does not matter for it."""
+    from fedstrata.compare import plan
     from fedstrata.compare.cite import bibtex
+    from fedstrata.tuning import Budget, plan_search, read_search
 
-    print(bibtex(grid))
+    if tune is None:
+        return bibtex([run.config for run in plan(asked.merge(), asked.out).runs])
+    found = plan_search(asked.merge(), {**asked.table, **read_search(asked.search)}, Budget(tune))
+    return bibtex([candidate.trial(candidate.initial, found.budget) for candidate in found.candidates])
 
 
-def _run_missing(grid: Plan, jobs: int, screen: Console) -> dict[Path, FedstrataError]:
-    from fedstrata.compare import run_missing, show
+def _compare(asked: Asked, budget: tuple[int, int, int] | None, table_only: bool, screen: Console) -> Comparison:
+    """Run what is missing of a comparison; with a budget, search first."""
+    from fedstrata.compare import plan, run_missing, show, tabulate
 
-    with show.RunsWatcher(screen, grid) as watcher:
-        return run_missing(grid, jobs, watcher.hear)
+    if budget is not None:
+        from fedstrata.cli.tune import tune_and_compare
+
+        return tune_and_compare(asked, budget, table_only, screen)
+    if asked.table or asked.search:
+        raise UsageError("there is something to search: say how often, with --tune N, or use 'fedstrata tune'")
+    grid = plan(asked.merge(), asked.out)
+    failures: dict[Path, FedstrataError] = {}
+    if not table_only:
+        with show.RunsWatcher(screen, grid) as watcher:
+            failures = run_missing(grid, asked.jobs, watcher.hear)
+    wrong = [error for error in failures.values() if isinstance(error, UsageError)]
+    if wrong and len(wrong) == len({run.directory for run in grid.runs}):
+        raise wrong[0]  # the input fits no run, so there is nothing to show
+    return tabulate(grid, failures)
 
 
 def _show(found: Comparison, form: str) -> None:
@@ -141,7 +233,7 @@ def _show(found: Comparison, form: str) -> None:
         open_screen().print(show.SideBySide(found), soft_wrap=True)
 
 
-def _write_report(found: Comparison, path: Path, in_browser: bool) -> None:
+def write_report(found: Comparison, path: Path, in_browser: bool) -> None:
     """Write the report of all finished runs, if there are any."""
     runs = sorted({result.directory for row in found.rows for result in row.results})
     if not runs:

@@ -15,7 +15,7 @@ import typer
 import typer.core
 
 from fedstrata import __version__
-from fedstrata.cli import compare, demo, diagnose, doctor, list_names, report, reproduce, run
+from fedstrata.cli import compare, demo, diagnose, doctor, list_names, report, reproduce, run, tune
 from fedstrata.cli.attack import app as attack_app
 from fedstrata.cli.data import app as data_app
 from fedstrata.cli.flower import app as flower_app
@@ -48,6 +48,7 @@ TRAIN, UNDERSTAND, LOOK, SHARE = "Train", "Understand what was trained", "Look a
 for command in (run.run, run.resume, demo.demo):
     app.command(cls=PanelCommand, rich_help_panel=TRAIN)(command)
 app.command(cls=BriefCommand, rich_help_panel=TRAIN)(compare.compare)
+app.command(cls=BriefCommand, rich_help_panel=TRAIN)(tune.tune)
 app.command(cls=PanelCommand, rich_help_panel=TRAIN)(reproduce.reproduce)
 app.command(cls=BriefCommand, rich_help_panel=UNDERSTAND)(diagnose.diagnose)
 for command in (report.report, report.watch, report.plot):

@@ -20,6 +20,7 @@ PANELS: Mapping[str, Sequence[str]] = {
         "partition",
         "clients",
         "holdout",
+        "validation",
         "standardise",
         "augment",
         "public",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedstrata._version import __version__
-from fedstrata.compare.plan import Plan
+from fedstrata.config.schema import RunConfig
 from fedstrata.core.citation import bibtex_entry
 from fedstrata.faults import parse_faults
 from fedstrata.techniques import method
@@ -13,10 +15,10 @@ AUTHORS = "The fedstrata authors"
 """As in CITATION.cff."""
 
 
-def bibtex(plan: Plan) -> str:
-    """A bibliography, each paper once, in the order of the methods; no run is needed for it."""
-    papers = [paper for run in plan.runs for paper in method(run.config.method).papers]
-    faults = dict.fromkeys(run.config.faults for run in plan.runs if run.config.faults)
+def bibtex(configs: Sequence[RunConfig]) -> str:
+    """A bibliography, each paper once, in the order of the runs, none of which need have been run."""
+    papers = [paper for text in dict.fromkeys(config.method for config in configs) for paper in method(text).papers]
+    faults = dict.fromkeys(config.faults for config in configs if config.faults)
     papers += [paper for text in faults for fault in parse_faults(text) for paper in fault.papers]
     entries = [paper.bibtex() for paper in dict.fromkeys(papers)]
     return "\n\n".join([*entries, _own_entry()])

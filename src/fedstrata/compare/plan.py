@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class Run:
         own: the fields that only its method sets, with their values.
         config: the whole configuration.
         directory: where its files are.
+        cuts: where it ends early: round → the score that it must have after it.
     """
 
     label: str
@@ -39,6 +40,7 @@ class Run:
     own: Mapping[str, Any]
     config: RunConfig
     directory: Path
+    cuts: Mapping[int, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.title} seed {self.config.seed}"
@@ -106,11 +108,48 @@ class Plan:
         return {n: v for n, v in first.items() if n not in skipped and all(repr(o[n]) == repr(v) for o in others)}
 
 
-def plan(values: Mapping[str, Any], out: str | Path) -> Plan:
-    """The grid of runs: values are a run's fields, any of which may hold a list.
+@dataclass(frozen=True)
+class Grid:
+    """What is to be compared, as it was written.
+
+    Args:
+        fields: a run's, as far as they have one value each.
+        methods: what the table calls each, and the fields that it sets, `method` among them.
+        axes: fields that are varied, with their values.
+        seeds: in the order given.
+    """
+
+    fields: Mapping[str, Any]
+    methods: Sequence[tuple[str, Mapping[str, Any]]]
+    axes: Mapping[str, Sequence[Any]]
+    seeds: Sequence[Any]
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The combinations of what is varied."""
+        return [dict(zip(self.axes, chosen, strict=True)) for chosen in product(*self.axes.values())]
+
+    @property
+    def sets_workers(self) -> bool:
+        """True if the user has set the number of workers."""
+        return "workers" in self.fields or any("workers" in own for _, own in self.methods)
+
+    def runs(self, chosen: Mapping[str, Any], label: str, own: Mapping[str, Any], out: Path) -> list[Run]:
+        """A method's runs under one setting, one per seed."""
+        found = []
+        for seed in self.seeds:
+            config = validate_values(RunConfig, {**self.fields, **chosen, **own, "seed": seed})
+            varied = {name: getattr(config, name) for name, several in self.axes.items() if len(several) > 1}
+            rest = {name: getattr(config, name) for name in own if name != "method"}
+            found.append(Run(label, varied, rest, config, out / directory_name(config)))
+        return found
+
+
+def read_grid(values: Mapping[str, Any]) -> Grid:
+    """What to compare: values are a run's fields, any of which may hold a list.
 
     Raises:
-        UsageError: if any of the runs cannot be described, before anything is written.
+        UsageError: if it contradicts itself.
     """
     values = _rename_synonyms(values)
     methods = _methods(values.pop("method", RunConfig.model_fields["method"].default))
@@ -121,18 +160,24 @@ def plan(values: Mapping[str, Any], out: str | Path) -> Plan:
     for label, own in methods:
         for name in own.keys() & {*axes, "seed"}:
             raise UsageError(f"{name} is set by the method '{label}' and for all of them: leave one out")
-    runs = []
-    for chosen in product(*axes.values()):
-        for label, own in methods:
-            for seed in seeds:
-                config = validate_values(
-                    RunConfig, {**values, **dict(zip(axes, chosen, strict=True)), **own, "seed": seed}
-                )
-                varied = {name: getattr(config, name) for name, several in axes.items() if len(several) > 1}
-                rest = {name: getattr(config, name) for name in own if name != "method"}
-                runs.append(Run(label, varied, rest, config, Path(out) / directory_name(config)))
-    _check_distinct(runs)
-    return Plan(tuple(runs), Path(out), "workers" in values or any("workers" in own for _, own in methods))
+    return Grid({name: value for name, value in values.items() if name not in axes}, methods, axes, seeds)
+
+
+def plan(values: Mapping[str, Any], out: str | Path) -> Plan:
+    """The grid of runs: values are a run's fields, any of which may hold a list.
+
+    Raises:
+        UsageError: if any of the runs cannot be described, before anything is written.
+    """
+    grid = read_grid(values)
+    runs = [
+        run
+        for chosen in grid.settings
+        for label, own in grid.methods
+        for run in grid.runs(chosen, label, own, Path(out))
+    ]
+    check_distinct(runs)
+    return Plan(tuple(runs), Path(out), grid.sets_workers)
 
 
 def _rename_synonyms(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,7 +220,7 @@ def _methods(value: Any) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def _check_distinct(runs: Sequence[Run]) -> None:
+def check_distinct(runs: Sequence[Run]) -> None:
     """Refuse methods that are the same, and names that are."""
     first = [run for run in runs if run.setting == runs[0].setting and run.config.seed == runs[0].config.seed]
     for place, run in enumerate(first):

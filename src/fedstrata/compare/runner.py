@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from fedstrata.compare.cuts import Cuts, FellShort, falls_short, find_cut
 from fedstrata.compare.plan import Plan, Run, identity
 from fedstrata.config.identity import check_models
 from fedstrata.config.schema import RunConfig, validate_settings, validate_values
@@ -162,17 +164,18 @@ def read_finished_records(directory: Path) -> list[Record]:
 
 @dataclass(frozen=True)
 class News:
-    """How far a run is: its rounds so far; at its end its result, or what went wrong."""
+    """How far a run is: its rounds so far; at its end its result, or what went wrong, or that it was cut short."""
 
     run: Run
     rounds: int
     result: Result | None = None
     failure: FedstrataError | None = None
+    is_cut: bool = False
 
     @property
     def is_last(self) -> bool:
         """True for the last news of a run."""
-        return self.result is not None or self.failure is not None
+        return self.result is not None or self.failure is not None or self.is_cut
 
 
 Listener = Callable[[News], None]
@@ -206,14 +209,10 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
     if jobs < 1:
         raise UsageError(f"jobs must be 1 or more, not {jobs}")
     tell = on_news or (lambda news: None)
-    failures: Failures = {}
     try:
         runs = missing(plan)
-        _check_some_fit(runs)
-        if jobs > 1 and not plan.workers:
-            runs = [replace(run, config=run.config.model_copy(update={"workers": 1})) for run in runs]
-        begin_work()
-        (_one_by_one if jobs == 1 else _side_by_side)(runs, jobs, tell, failures)
+        check_some_fit(runs)
+        failures = run_all(runs, jobs, tell, plan.workers)
     except KeyboardInterrupt:
         total = len({run.directory for run in plan.runs})
         done = total - len(missing(plan))
@@ -221,7 +220,27 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
     return failures
 
 
-def _check_some_fit(runs: Sequence[Run]) -> None:
+def run_all(runs: Sequence[Run], jobs: int, tell: Listener, workers: bool = False) -> Failures:
+    """Run them to their ends, or to their cuts.
+
+    Args:
+        runs: what to run; what was interrupted goes on.
+        jobs: how many at the same time.
+        tell: called after every round and at every run's end.
+        workers: True if the user has set the number of workers; else runs in processes of their own have one.
+
+    Returns:
+        What went wrong, by directory.
+    """
+    failures: Failures = {}
+    if jobs > 1 and not workers:
+        runs = [replace(run, config=run.config.model_copy(update={"workers": 1})) for run in runs]
+    begin_work()
+    (_one_by_one if jobs == 1 else _side_by_side)(runs, jobs, tell, failures)
+    return failures
+
+
+def check_some_fit(runs: Sequence[Run]) -> None:
     """Refuse what would fail in every row of the table, such as missing data."""
     from fedstrata.run import open_run
 
@@ -241,22 +260,33 @@ def _check_some_fit(runs: Sequence[Run]) -> None:
 
 def _report_end(run: Run, failure: FedstrataError | None, tell: Listener, failures: Failures) -> None:
     result = find_result(run) if failure is None else None
+    cut = find_cut(run.directory, run.cuts) if failure is None and result is None else None
+    if cut is not None:
+        tell(News(run, cut, is_cut=True))
+        return
     if result is None:
         failure = failures[run.directory] = failure or FedstrataError(f"{run.directory} holds no result")
     tell(News(run, 0 if result is None else result.rounds, result, failure))
 
 
-def _attempt(config: RunConfig, directory: Path, on_round: Callable[[int], None]) -> FedstrataError | None:
-    """Run a configuration to its end, or go on with it; returns what went wrong, if anything did."""
+def _attempt(
+    config: RunConfig, directory: Path, on_round: Callable[[int], None], cuts: Cuts = MappingProxyType({})
+) -> FedstrataError | None:
+    """Run a configuration to its end or a cut, or go on with it; returns what went wrong, if anything did."""
     from fedstrata.run import open_run
+
+    def follow(record: Record) -> None:
+        on_round(record.round)
+        if falls_short(record, cuts):
+            raise FellShort
 
     try:
         resume = (directory / "run.toml").exists()
         if resume:  # the target changes no result, but a resume insists on it
             config = config.model_copy(update={"target": read_toml(directory / "run.toml").get("target")})
-        open_run(config, directory, resume=resume).fit(lambda record: on_round(record.round), progress=False)
-    except Diverged:
-        return None  # a result: the summary says so
+        open_run(config, directory, resume=resume).fit(follow, progress=False)
+    except (Diverged, FellShort):
+        return None  # a result: the files say so
     except FedstrataError as error:
         return error
     except MemoryError:
@@ -270,7 +300,7 @@ def _one_by_one(runs: Sequence[Run], jobs: int, tell: Listener, failures: Failur
     """Run them in this process, one after the other."""
     for run in runs:
         tell(News(run, 0))
-        failure = _attempt(run.config, run.directory, lambda rounds, run=run: tell(News(run, rounds)))  # type: ignore[misc]
+        failure = _attempt(run.config, run.directory, lambda rounds, run=run: tell(News(run, rounds)), run.cuts)  # type: ignore[misc]
         _report_end(run, failure, tell, failures)
 
 
@@ -289,7 +319,7 @@ class _Job:
             start_new_session=True,  # Ctrl-C is this process's affair
             text=True,
         )
-        order = {"config": run.config.model_dump(), "directory": str(run.directory)}
+        order = {"config": run.config.model_dump(), "directory": str(run.directory), "cuts": [*run.cuts.items()]}
         assert self.process.stdin is not None
         with suppress(OSError):  # a process that died at once is noticed by its end
             self.process.stdin.write(json.dumps(order) + "\n")
@@ -374,9 +404,8 @@ def run_job() -> None:
     with handle_signals() as stop:
         begin_work()
         try:
-            failure = _attempt(
-                validate_settings(RunConfig, order["config"]), Path(order["directory"]), lambda rounds: None
-            )
+            config, directory = validate_settings(RunConfig, order["config"]), Path(order["directory"])
+            failure = _attempt(config, directory, lambda rounds: None, dict(order["cuts"]))
         except KeyboardInterrupt:
             stop.acknowledge()
             sys.exit(Stopped.exit_code)

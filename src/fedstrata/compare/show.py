@@ -189,7 +189,8 @@ def remarks(comparison: Comparison) -> list[str]:
     targets = [f"{100 * t:g} %" if kind else f"{t:g}" for t in wanted if t is not None]
     if targets:
         how.append(f"to target: rounds to {' or '.join(targets)}, of the seeds that reached it")
-    return ["; ".join(how), *(f"note: {note}" for note in comparison.notes)]
+    tuning = [comparison.tuning] if comparison.tuning else []
+    return ["; ".join(how), *tuning, *(f"note: {note}" for note in comparison.notes)]
 
 
 @dataclass(frozen=True)
@@ -271,19 +272,26 @@ def failure_text(comparison: Comparison) -> str:
     return f"{plural(len(comparison.failures), 'run')} failed: {reasons}"
 
 
+def _counts(plan: Plan) -> tuple[int, int]:
+    """(how many runs there are, how many are finished)."""
+    total = len({run.directory for run in plan.runs})
+    return total, total - len(missing(plan))
+
+
 class RunsWatcher:
     """Follows the runs of a comparison: bars in a terminal, one line per finished run elsewhere.
 
     Args:
         console: where to show it.
-        plan: the runs.
+        plan: the runs; for a search, whose runs nobody knows before, how many there are and how many are done.
         clock: news → what to say of the time that all runs take; "" for nothing.
     """
 
-    def __init__(self, console: Console, plan: Plan, clock: Callable[[News], str] = lambda news: "") -> None:
+    def __init__(
+        self, console: Console, plan: Plan | tuple[int, int], clock: Callable[[News], str] = lambda news: ""
+    ) -> None:
         self._console, self._clock = console, clock
-        self._total = len({run.directory for run in plan.runs})
-        self._done = self._total - len(missing(plan))
+        self._total, self._done = _counts(plan) if isinstance(plan, Plan) else plan
         bar = max(10, min(40, console.width - 50))
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar), MofNCompleteColumn())
         self._bars = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
@@ -323,6 +331,8 @@ class RunsWatcher:
 
 def _end_text(news: News) -> str:
     """How a run ended."""
+    if news.is_cut:
+        return f"ended early, after {plural(news.rounds, 'round')}"
     if news.result is None:
         return f"failed: {one_line(str(news.failure))}"
     if news.result.diverged is not None:

@@ -121,11 +121,13 @@ class Comparison:
         plan: its runs.
         rows: the table, in the order given.
         failures: what went wrong, by directory.
+        tuning: how the methods' settings were found, in a sentence; empty if nobody has searched.
     """
 
     plan: Plan
     rows: tuple[ComparisonRow, ...]
     failures: Mapping[Path, FedstrataError]
+    tuning: str = ""
 
     def __str__(self) -> str:
         return "\n".join(f"{row.run.title}: {_score_text(row)}" for row in self.rows)
@@ -186,6 +188,7 @@ class Comparison:
                 if run.directory in self.failures
             ],
             "notes": self.notes,
+            **({"tuning": self.tuning} if self.tuning else {}),
         }
 
     def _row(self, row: ComparisonRow) -> dict[str, Any]:

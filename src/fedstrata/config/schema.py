@@ -259,6 +259,9 @@ class RunConfig(Settings):
     )
     partition: str = Field("dirichlet(alpha=0.1)", description="how examples are divided among clients")
     clients: int = Field(10, ge=0, description="number of clients; 0 for all natural ones")
+    validation: float | None = Field(
+        None, gt=0, lt=1, description="share of the training examples to judge by instead of the test set"
+    )
     public: str | None = Field(None, description="the server's unlabelled inputs: a dataset, or a file X.npy")
 
     trusted: str | None = Field(None, description="labelled examples that the server trusts, for 'fltrust': a dataset")

@@ -40,6 +40,7 @@ EXTRAS: Mapping[str, Extra] = {
     "tensorboard": Extra("TensorBoard events", {"tensorboard": "tensorboard"}),
     "wandb": Extra("runs in Weights & Biases", {"wandb": "wandb"}),
     "mlflow": Extra("runs in MLflow", {"mlflow": "mlflow-skinny", "sqlalchemy": "sqlalchemy", "alembic": "alembic"}),
+    "tune": Extra("searches for settings", {"optuna": "optuna"}),
     "notebook": Extra(
         "tables, plots and pages in notebooks", {"pandas": "pandas", "matplotlib": "matplotlib", "IPython": "ipython"}
     ),

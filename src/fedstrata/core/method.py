@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from fedstrata.core.citation import Paper
 from fedstrata.core.encoding import STEPS, Encoder, Encoding
-from fedstrata.core.technique import Buffers, Figures, Technique, non_default_fields, overrides
+from fedstrata.core.spec import non_default_fields
+from fedstrata.core.technique import Buffers, Figures, Technique, overrides
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Reducer, Slots, Stratum, Weight
 from fedstrata.errors import UsageError

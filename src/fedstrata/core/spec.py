@@ -15,7 +15,7 @@ import sys
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
@@ -39,7 +39,8 @@ class Call:
     kwargs: tuple[tuple[str, Any], ...] = ()
 
 
-def _literal(node: ast.expr, text: str) -> Any:
+def read_literal(node: ast.expr, text: str) -> Any:
+    """A literal's value; a list as a tuple."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -70,8 +71,12 @@ def parse_expression(text: str, shown: str | None = None) -> ast.expr:
         raise UsageError(f"'{shown or text}' cannot be read; {how}") from None
 
 
-def read_call(node: ast.expr, text: str) -> Call:
-    """`name` or `name(literals…)` as a Call."""
+ReadValue = Callable[[ast.expr, str], Any]
+"""(an argument, the whole text) → its value, or a refusal."""
+
+
+def read_call(node: ast.expr, text: str, value: ReadValue = read_literal) -> Call:
+    """`name` or `name(arguments…)` as a Call; the arguments are literals unless `value` reads others."""
     if isinstance(node, ast.Name):
         return Call(node.id)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -79,22 +84,22 @@ def read_call(node: ast.expr, text: str) -> Call:
         for keyword in node.keywords:
             if keyword.arg is None:
                 raise UsageError(f"in '{text}': '**' is not allowed")
-            kwargs.append((keyword.arg, _literal(keyword.value, text)))
-        return Call(node.func.id, tuple(_literal(a, text) for a in node.args), tuple(kwargs))
+            kwargs.append((keyword.arg, value(keyword.value, text)))
+        return Call(node.func.id, tuple(value(a, text) for a in node.args), tuple(kwargs))
     raise UsageError(f"'{text}' cannot be read; write it like name or name(argument=value)")
 
 
-def parse_call(text: str) -> Call:
+def parse_call(text: str, value: ReadValue = read_literal) -> Call:
     """Read one name with arguments. Dashes in the name are part of it: `fashion-mnist`, `cifar-10`."""
     head, paren, rest = text.strip().partition("(")
     name = head.strip()
     if not name or not all(part.isalnum() for part in name.replace("-", "_").split("_") if part):
         raise UsageError(f"'{text}' cannot be read; write it like name or name(argument=value)")
-    call = read_call(parse_expression("f" + paren + rest, shown=text), text)
+    call = read_call(parse_expression("f" + paren + rest, shown=text), text, value)
     return Call(name, call.args, call.kwargs)
 
 
-def parse_sum(text: str) -> list[Call]:
+def parse_sum(text: str, value: ReadValue = read_literal) -> list[Call]:
     """Read names with arguments joined by `+`, left to right: `feddyn(alpha=0.1) + fedlc`."""
     calls: list[Call] = []
     waiting = [parse_expression(text)]
@@ -103,7 +108,7 @@ def parse_sum(text: str) -> list[Call]:
         if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Add):
             waiting += [term.right, term.left]
         else:
-            calls.append(read_call(term, text))
+            calls.append(read_call(term, text, value))
     return calls
 
 
@@ -231,3 +236,8 @@ def text_of(name: str, kwargs: Mapping[str, Any]) -> str:
     """The call as a string that `parse_call` reads back."""
     inner = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
     return f"{name}({inner})" if inner else name
+
+
+def non_default_fields(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from fedstrata.core.lazy import torch
-from fedstrata.core.spec import text_of
-from fedstrata.core.technique import non_default_fields
+from fedstrata.core.spec import non_default_fields, text_of
 from fedstrata.core.tensors import Tensors
 from fedstrata.errors import UsageError, did_you_mean
 

@@ -8,14 +8,14 @@ unchanged in this process, in worker processes and across a network.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import nn, torch
 from fedstrata.core.spec import Buffers as Buffers
-from fedstrata.core.spec import text_of
+from fedstrata.core.spec import non_default_fields, text_of
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Slots, Stratum, Update, Work
 
@@ -490,11 +490,6 @@ def memory_mismatch(memory: Mapping[str, Tensor], known: Iterable[str], needed: 
         return f"nothing is remembered as '{unknown}'"
     missing = next((n for n in needed if n not in memory), None)
     return None if missing is None else f"'{missing}' is missing"
-
-
-def non_default_fields(settings: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults."""
-    return {f.name: getattr(settings, f.name) for f in fields(settings) if getattr(settings, f.name) != f.default}
 
 
 def overrides(technique: Technique, door: str) -> bool:

@@ -9,8 +9,7 @@ from typing import Any
 from fedstrata.config.identity import AT_SITES
 from fedstrata.config.schema import RunConfig, Settings, validate_values
 from fedstrata.core.method import Method
-from fedstrata.core.spec import bind, parameters, parse_call, text_of
-from fedstrata.core.technique import non_default_fields
+from fedstrata.core.spec import bind, non_default_fields, parameters, parse_call, text_of
 from fedstrata.diagnosis.evidence import absent_clients, is_remote, trained_strata
 from fedstrata.diagnosis.findings import Remedy
 from fedstrata.errors import UsageError
@@ -22,6 +21,7 @@ from fedstrata.techniques import method
 ACAR = "FedDyn: Acar et al., ICLR 2021"
 BLANCHARD = "Krum: Blanchard et al., NeurIPS 2017"
 CHAN = "InCo: Chan et al., ICLR 2024"
+CHEN_ROLORA = "RoLoRA: Chen et al., NeurIPS 2025"
 CUI = "Class-balanced loss: Cui et al., CVPR 2019"
 DEEPER = "Unlocking the Potential of FL for Deeper Models"
 HE = "Residual networks: He et al., CVPR 2016"
@@ -36,6 +36,8 @@ LI_RS = "FedRS: Li and Zhan, KDD 2021"
 LUO = "CCVR: Luo et al., NeurIPS 2021"
 MCMAHAN = "FedAvg: McMahan et al., AISTATS 2017"
 PILLUTLA = "RFA: Pillutla et al., IEEE TSP 2022"
+SINGHAL = "FedEx-LoRA: Singhal et al., ACL 2025"
+SUN_FFA = "FFA-LoRA: Sun et al., ICLR 2024"
 TANG = "FedImpro: Tang et al., ICLR 2024"
 WANG_NLR = "FedNLR: Wang et al., KDD 2024"
 WANG_PART = "FedPart: Wang et al., NeurIPS 2024"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedstrata.core.citation import Paper
 from fedstrata.core.rng import derive, generator
-from fedstrata.core.spec import text_of
-from fedstrata.core.technique import non_default_fields
+from fedstrata.core.spec import non_default_fields, text_of
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Absence, Assignment, Examples, Update
 from fedstrata.errors import UsageError

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from fedstrata.core.own_code import PathText
 from fedstrata.core.rng import derive
-from fedstrata.core.spec import Registry, bind, text_of
-from fedstrata.core.technique import non_default_fields
+from fedstrata.core.spec import Registry, bind, non_default_fields, text_of
 from fedstrata.errors import UsageError, positive
 
 HOUR = 3600.0

@@ -46,23 +46,36 @@ def page(runs: Sequence[SavedRun], title: str | None = None, live: bool = False,
     if not runs:
         raise UsageError("a report needs at least one run")
     groups = group_runs(runs)
+    name = title or _title(groups)
     found = [*_learnt(learnt), *sections(groups)]
+    return document(name, _header(groups, name), found, groups, live)
+
+
+def document(title: str, header: str, found: Sequence[Section], groups: Sequence[RunGroup], live: bool = False) -> str:
+    """A whole page.
+
+    Args:
+        title: of the page.
+        header: what stands above the list of sections, as HTML.
+        found: the sections.
+        groups: those whose lines a reader can hide; none where figures are of something else.
+        live: whether the page asks its server for news.
+    """
     script, (packed, source_hash) = _asset("report.js"), packed_plotly()
     policy = _policy([_hash(script.encode()), source_hash], live)
-    name = title or _title(groups)
     return "".join(
         [
             f'<!doctype html>\n<html lang="en"{" data-live" if live else ""}><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
-            f'<meta name="generator" content="fedstrata {__version__}"><title>{escape(name)}</title>',
+            f'<meta name="generator" content="fedstrata {__version__}"><title>{escape(title)}</title>',
             f"<style>{_colours()}{_asset('report.css')}</style></head><body>",
             '<a class="skip" href="#main">Skip to the results</a>',
             f'<div class="toolbar" role="region" aria-label="All figures">{_toolbar(groups)}</div>',
             "<noscript><style>.toolbar,.controls,.copy{display:none!important}</style>",
             '<p class="notice">Figures need JavaScript; the tables are here without it.</p></noscript>',
-            f'<header class="top">{_header(groups, name)}{_contents(found)}</header>',
+            f'<header class="top">{header}{_contents(found)}</header>',
             f'<main id="main">{"".join(section.html() for section in found)}</main>',
             f"<footer><p>Made by fedstrata {__version__}. This page holds all it shows and loads nothing.</p></footer>",
             '<p class="status" role="status" aria-live="polite"></p>',

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import preserve_rng
@@ -14,6 +15,7 @@ from fedstrata.core.task import Task
 from fedstrata.core.types import Examples, Stratum
 from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
 from fedstrata.models.passes import preserve_model
+from fedstrata.models.strata import classifier
 from fedstrata.models.summary import describe_model
 from fedstrata.runs.data_cards import data_cards
 
@@ -54,7 +56,7 @@ def run_facts(
         with preserve_model(model):
             outputs = model(sample)
             width = task.width(outputs)
-            probabilities = puts_out_probabilities(model, sample, outputs, task)
+            probabilities = puts_out_probabilities(model, sample, outputs, task, strata)
     classes = width if task.has_classes else 2 if task.has_labels else 0
     size = sizes(clients)
     found: dict[str, Any] = {
@@ -67,6 +69,7 @@ def run_facts(
         "examples": [size(client) for client in range(min(len(clients), SHOWN))],
         "model": about,
         "buffers": any(stratum.buffers for stratum in strata),
+        **({"adapters": True} if any(stratum.low_rank for stratum in strata) else {}),
         "probabilities": probabilities,
     }
     if client_names:
@@ -92,11 +95,14 @@ def _label_facts(
     return found
 
 
-def puts_out_probabilities(model: nn.Module, sample: Tensor, outputs: Tensor, task: Task) -> bool:
+def puts_out_probabilities(
+    model: nn.Module, sample: Tensor, outputs: Tensor, task: Task, strata: Sequence[Stratum] = ()
+) -> bool:
     """True if the model gives probabilities where the task's loss takes logits: its last layer is one too many.
 
     With classes: no output is negative, and those of each example add up to 1. With one answer of yes and no: all
-    outputs are between 0 and 1, and stay there for inputs that are a thousand times as large.
+    outputs are between 0 and 1, and stay there for inputs that are a thousand times as large, and with a classifier
+    that is, which a model that normalises its features notices, too.
     """
     if not task.has_labels or not isinstance(outputs, Tensor):
         return False
@@ -105,13 +111,23 @@ def puts_out_probabilities(model: nn.Module, sample: Tensor, outputs: Tensor, ta
         return bool((outputs >= 0).all() and ((sums - 1).abs() < 1e-3).all())
     if isinstance(sample, Parts) or not sample.is_floating_point():
         return False
-    if not ((outputs >= 0) & (outputs <= 1)).all():
+    if not _are_shares(outputs):
         return False
+    last, held = classifier(strata), dict(model.named_parameters())
     try:
-        large = [model(1000 * sample), model(-1000 * sample)]
+        for factor in (1000, -1000):
+            if not _are_shares(model(factor * sample)):
+                return False
+            larger = {name: factor * held[name] for name in (last.params if last else ()) if name in held}
+            if not _are_shares(functional_call(model, larger, (sample,))):
+                return False
     except Exception:  # a user's model may refuse such inputs
         return False
-    return all(bool(((found >= 0) & (found <= 1)).all()) for found in large)
+    return True
+
+
+def _are_shares(values: Tensor) -> bool:
+    return bool(((values >= 0) & (values <= 1)).all())
 
 
 def _counts(clients: Sequence[Examples], classes: int) -> Tensor | None:

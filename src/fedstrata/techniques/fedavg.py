@@ -10,8 +10,8 @@ from typing import Any, ClassVar, get_args
 from fedstrata.aggregation.rules import build_reducer
 from fedstrata.core.citation import Paper
 from fedstrata.core.method import Method
-from fedstrata.core.spec import bind, parse_sum, text_of
-from fedstrata.core.technique import Buffers, Technique, non_default_fields
+from fedstrata.core.spec import bind, non_default_fields, parse_sum, text_of
+from fedstrata.core.technique import Buffers, Technique
 from fedstrata.core.types import Reducer, Weight
 from fedstrata.errors import UsageError
 

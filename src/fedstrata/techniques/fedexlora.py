@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.low_rank import product
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors
@@ -22,6 +23,15 @@ from fedstrata.techniques.low_rank import (
     mean_product,
 )
 from fedstrata.techniques.staleness import SYNCHRONOUS
+
+PAPERS = (
+    Paper(
+        "Raghav Singhal and Kaustubh Ponkshe and Praneeth Vepakomma",
+        "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of Large Language Models",
+        "ACL",
+        2025,
+    ),
+)
 
 
 def residual(factors: Factors, adapter: LowRank, like: Tensors) -> Tensors:
@@ -43,6 +53,7 @@ class FedExLoRA(Technique):
     """
 
     name: ClassVar[str] = "fedexlora"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     needs_deltas: ClassVar[bool] = True
     synchronous: ClassVar[str] = SYNCHRONOUS
     refuses: ClassVar[dict[str, str]] = {

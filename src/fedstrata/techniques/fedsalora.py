@@ -8,10 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.technique import Setting
 from fedstrata.models.parts import Patterns
 from fedstrata.techniques.keep import Keep
 from fedstrata.techniques.low_rank import check_adapters
+
+PAPERS = (
+    Paper(
+        "Pengxin Guo and Shuang Zeng and Yanran Wang and Huijie Fan and Feifei Wang and Liangqiong Qu",
+        "Selective Aggregation for Low-Rank Adaptation in Federated Learning",
+        "ICLR",
+        2025,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +36,7 @@ class FedSALoRA(Keep):
     """
 
     name: ClassVar[str] = "fedsalora"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     strata: Patterns = "lora_B"
 
     def check(self, setting: Setting) -> None:

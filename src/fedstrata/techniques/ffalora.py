@@ -8,11 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.low_rank import factor_names
 from fedstrata.core.technique import Setting, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.techniques.low_rank import check_adapters
+
+PAPERS = (
+    Paper(
+        "Youbang Sun and Zitao Li and Yaliang Li and Bolin Ding",
+        "Improving LoRA in Privacy-preserving Federated Learning",
+        "ICLR",
+        2024,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +38,7 @@ class FFALoRA(Technique):
     """
 
     name: ClassVar[str] = "ffalora"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[dict[str, str]] = {"fedsalora": "fedsalora shares A, which ffalora never trains"}
 
     def check(self, setting: Setting) -> None:

@@ -9,12 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, get_args
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.low_rank import Factor, factor_names
 from fedstrata.core.technique import Setting, Technique
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Stratum
 from fedstrata.errors import one_of, whole_number
 from fedstrata.techniques.low_rank import check_adapters
+
+PAPERS = (
+    Paper(
+        "Shuangyi Chen and Yuanxin Guo and Yue Ju and Hardik Dalal and Zhongwen Zhu and Ashish Khisti",
+        "Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA",
+        "NeurIPS",
+        2025,
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +43,7 @@ class RoLoRA(Technique):
     """
 
     name: ClassVar[str] = "rolora"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     refuses: ClassVar[dict[str, str]] = {
         "ffalora": "ffalora never trains A, which rolora trains in its turn",
         "fedsalora": "fedsalora leaves B with its client, and rolora lets all train A on the same B",

@@ -337,7 +337,7 @@
     const keys = (t) => t[key] ?? t[value].map((_, at) => at);
     const places = [...new Set(shown.flatMap(keys))];
     if (places.every((p) => typeof p === "number")) places.sort((a, b) => a - b);
-    const maps = shown.map((t) => new Map(keys(t).map((p, at) => [p, t[value]?.[at]])));
+    const maps = shown.map((t) => new Map(keys(t).map((p, at) => [p, (t.meta?.told ?? t[value])?.[at]]))); // some lines are drawn by shares
     return { head: [figure.layout[`${key}axis`].title?.text ?? "", ...shown.map((t) => t.name)],
       rows: places.map((p) => [p, ...maps.map((map) => map.get(p))]) };
   };
