@@ -97,5 +97,23 @@ def _title(text: str) -> str:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Drawings stand in the page itself, so that they follow its colours."""
-    return markdown.inline_drawings(html, DOCS / "img")
+    """Drawings stand in the page itself, so that they follow its colours; a head of a table without words is none."""
+    return markdown.inline_drawings(html, DOCS / "img").replace("<th></th>", "<td></td>")
+
+
+_NESTED = re.compile(
+    r'aria-labelledby="(__nav_[\d_]+)_label"([^>]*>\s*<label class="md-nav__title" for="\1">.*?</label>)', re.S
+)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """The theme's search and lists of pages get the names that a screen reader needs."""
+    named = _NESTED.sub(lambda nav: f'aria-label="{_words(nav[2])}"{nav[2]}', output)
+    return named.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
+def _words(html: str) -> str:
+    """The text in the label of a list of pages."""
+    return " ".join(re.sub(r"<[^>]*>", " ", html.partition(">")[2]).split())

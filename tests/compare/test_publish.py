@@ -18,11 +18,11 @@ from fedstrata._version import __version__
 from fedstrata.compare import Comparison, plan
 from fedstrata.compare.cite import AUTHORS, TITLE, bibtex
 from fedstrata.compare.latex import MARK, latex
-from fedstrata.compare.significance import holm, paired_p, rank_methods, studentised_range
 from fedstrata.compare.table import rows
 from fedstrata.config.registries import load_table
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.citation import Paper, escape_latex
+from fedstrata.report.significance import holm, paired_p, rank_methods, studentised_range
 from tests.compare.test_compare import SMALL, UNIFORM, result
 from tests.small_runs import fedstrata, one_sentence
 

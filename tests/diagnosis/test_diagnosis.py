@@ -147,6 +147,10 @@ def parted(value: float) -> SavedRun:
     return run([{"divergence": {**dict.fromkeys(STRATA, 0.1), "stem.conv": 0.1 * value}}], facts())
 
 
+def inexact(value: float) -> SavedRun:
+    return run([{"aggregation": dict.fromkeys(STRATA, value)}], facts(adapters=True))
+
+
 CROWD = list(range(8))
 
 
@@ -289,6 +293,7 @@ PLANTED: dict[str, Callable[[float], SavedRun]] = {
     "neuron-drift": drifting,
     "accumulation": accumulated,
     "diverging-strata": parted,
+    "inexact-adapters": inexact,
 }
 
 
@@ -903,7 +908,8 @@ def test_json_has_all_of_it() -> None:
     diagnosis = sick()
     read = json.loads(json.dumps(diagnosis.as_dict(), allow_nan=False))
     assert [one["name"] for one in read["findings"]] == [one.name for one in diagnosis.findings]
-    assert {one.name for one in diagnosis.findings} >= {rule.name for rule in SYMPTOMS} - {"diverging-strata"}
+    others = {"diverging-strata", "inexact-adapters"}
+    assert {one.name for one in diagnosis.findings} >= {rule.name for rule in SYMPTOMS} - others
     assert {"diverged", "exploded-loss", "label-skew", "receptive-field"} <= {one.name for one in diagnosis.findings}
     assert read["findings"][0]["remedies"][0].keys() == {"method", "settings", "options", "why", "paper"}
     assert read["healthy"] is False

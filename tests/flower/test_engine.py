@@ -568,7 +568,8 @@ def test_probes_that_need_no_data(tmp_path: Path) -> None:
     assert [{**row, "seconds": 0, "missed": 0} for row in found.probes] == [
         {**row, "seconds": 0, "missed": 0} for row in alone.probes
     ]
-    assert found.probes[0]["seconds"].keys() == {"proxy", "weightdiv", "cosine", "crossing", "scores", "visits"}
+    measured = {"proxy", "weightdiv", "cosine", "crossing", "scores", "aggregation", "visits"}
+    assert found.probes[0]["seconds"].keys() == measured
     assert found.probes[-1]["visits"]["examples"] == [len(data(client)[1]) for client in range(5)]
     told = diagnose(SavedRun.read(tmp_path / "run"))
     assert "hostile-updates" in told.looked

@@ -217,10 +217,10 @@ def check_row(row: dict[str, Any], fed: fs.Federation) -> None:
 def test_what_is_missed_and_why() -> None:
     """A plain model's strata can be measured, and so can its stages, which are found."""
     row = run(**photos(method="heteroavg + inco"), probe="all").probes[-1]
-    assert set(row.get("missed", {})) <= {"crossing", "scores"}
+    assert set(row.get("missed", {})) <= {"crossing", "scores", "aggregation"}
     row = run(**{**CASES["not a sequential"](), "rounds": 1}, probe="all").probes[0]
     missed = row["missed"]
-    assert set(missed) == {"crossing", "scores"}
+    assert set(missed) == {"crossing", "scores", "aggregation"}
     assert "inco" in missed["crossing"]
     assert {"divergence", "proxy", "weightdiv", "cosine", "gradnorm", "calibration", "statistics"} <= row.keys()
     assert {"cka", "drift"} <= row.keys()
@@ -756,7 +756,7 @@ def without_test(**settings: Any) -> dict[str, Any]:
 def test_without_a_test_set_models_are_shown_clients_examples() -> None:
     fed = run(**without_test(), probe="all")
     for row in fed.probes:
-        assert set(row.get("missed", {})) == {"crossing", "scores"}
+        assert set(row.get("missed", {})) == {"crossing", "scores", "aggregation"}
         assert {"cka", "drift", "calibration", "statistics"} <= row.keys()
     assert fed.records[-1].accuracy is None
 

@@ -166,6 +166,7 @@ def probe(
         "clients": clients,
         "seconds": {"divergence": 0.21, "cka": 0.4, "gradnorm": 0.33},
         "divergence": by(names, lambda d: (0.02 + 0.1 * age * (1 - d) ** 2) * (1 - lift)),
+        "aggregation": by(names, lambda d: 0.3 * age * d),
         "proxy": by(names, lambda d: 0.001 + 0.01 * age * (1 - d)),
         "weightdiv": by(names, lambda d: 0.3 + d * age),
         "cosine": by(names, lambda d: 0.6 - 0.4 * age * d),

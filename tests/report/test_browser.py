@@ -15,6 +15,7 @@ from fedstrata import report
 from fedstrata.report.watch import PageServer
 from fedstrata.runs.reader import SavedRun
 
+from ..accessibility import violations
 from .synthetic import record, visits, write_comparison, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
@@ -28,6 +29,7 @@ ROUNDS = 12
 SCREEN = {"width": 1240, "height": 900}
 TALL = {"width": 1240, "height": 15_000}
 """All of a page is in sight, so all of it is drawn."""
+PHONE = {"width": 390, "height": 844}
 LISTS = ("quantity", "embedding-colour")
 READY = "html[data-ready=true]"
 LINES = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap((plot) => plot.data
@@ -234,8 +236,19 @@ def test_figures_are_drawn_when_a_reader_comes_near_and_nothing_moves(browser: A
 
 
 def test_a_dark_system_gets_a_dark_page(browser: Any, comparison: Path) -> None:
-    found = Visit(browser, comparison.as_uri(), color_scheme="dark")
+    """On a phone, where tables say that they go on, and what is too wide can be scrolled by keys."""
+    found = Visit(browser, comparison.as_uri(), PHONE, color_scheme="dark")
     assert found.page.locator("#theme").inner_text() == "Light"
+    hint = "getComputedStyle(document.querySelector('#results .table'), '::after').visibility"
+    assert found.ask(hint) == "visible"
+    assert found.ask("document.querySelector('#results .scroll').tabIndex") == 0
+    found.ask("document.querySelector('#results .scroll').scrollTo(1000, 0)")
+    found.until(f"{hint} === 'hidden'")
+    found.ask(
+        "document.querySelectorAll('#results details, #diagnosis details').forEach((one) => { one.open = true; })"
+    )
+    found.until("document.querySelectorAll('#results details.data table').length === 2")
+    assert violations(found.page) == []
     found.context.close()
 
 
@@ -339,6 +352,7 @@ def test_outlier_scores_are_slid_through_and_told_by_keys(browser: Any, suspicio
     gaps = """() => [...document.querySelectorAll('.finding')].map((one) => one.getBoundingClientRect())
       .every((box, at, every) => !at || box.top - every[at - 1].bottom >= 8)"""
     assert found.ask(gaps)
+    assert violations(found.page) == []
     assert found.wrong == []
     found.context.close()
 

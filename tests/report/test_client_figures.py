@@ -10,6 +10,7 @@ import pytest
 
 from fedstrata.evaluation.fairness import fairness_of
 from fedstrata.report import client_figures, figures, tables
+from fedstrata.report.client_table import client_table
 from fedstrata.report.run_groups import group_runs
 from fedstrata.report.sections import figure_sections
 from fedstrata.runs.reader import SavedRun
@@ -76,12 +77,51 @@ def test_the_distribution_over_rounds() -> None:
 def test_the_section_and_the_table() -> None:
     groups = group_runs([judged([[0.2, 0.4, 0.6]])])
     assert "clients" in [section.name for section in figure_sections(groups)]
-    table = tables.results(groups)
+    table = tables.over_clients(groups)
+    assert table is not None
     assert table.rows[0][table.head.index("global model, worst client")] == "20.00 %"
     assert table.rows[0][table.head.index("global model, spread over clients")] == "16.33 %"
     plain = group_runs([saved([0.1])])
     assert "clients" not in [section.name for section in figure_sections(plain)]
-    assert not set(tables.OVER_CLIENTS) & set(tables.results(plain).head)
+    assert tables.over_clients(plain) is None
+
+
+def test_curves_over_clients_tell_the_global_model_from_clients_own() -> None:
+    """Ditto's clients have 0.5 at worst and the global model 0.2; fedper's have 0.3, and there is no global one."""
+    both = judged([[0.2, 0.4, 0.6]], own=[0.5, 0.6, 0.7], method="ditto")
+    whole = fairness_of([0.2, 0.4, 0.6])
+    both = replace(both, records=[replace(both.records[0], global_fairness=whole)])
+    own = judged([[0.3, 0.4, 0.6]], method="fedper")
+    (figure,) = client_figures.over_rounds(group_runs([judged([[0.1, 0.4, 0.6]]), own, both]))
+    assert figure.by[0].values[:2] == ("worst client, global model", "worst client, own models")
+    worst = [{trace["name"]: trace["y"] for trace in figure.traces(at)} for at in (0, 1)]
+    assert worst == [{"fedavg": [0.1], "ditto": [0.2]}, {"fedper": [0.3], "ditto": [0.5]}]
+    assert "of the global model and of clients' own models" in figure.about
+    (dots,) = client_figures.clients(group_runs([judged([[0.1, 0.4, 0.6]]), both]))
+    assert "of the global model, or of clients' own models (ditto), on each client's own" in dots.about
+
+
+def test_a_row_per_client_the_named_and_the_worst_served_first() -> None:
+    """Basel has fewest right, and two of three classes, 9 of its 12 examples of one of them; Bern's was refused."""
+    facts = {"examples": [12, 40, 7], "counts": [[3, 9, 0], [0, 40, 0], [1, 2, 4]], "class_names": ["a", "b", "c"]}
+    run = judged([[0.1, 0.4, None], [0.2, 0.9, 0.6]])
+    refused = [{"client": 1, "why": "not finite"}]
+    records = [replace(run.records[0], clients=[0, 1], refused=refused), replace(run.records[1], clients=[0])]
+    run = replace(run, records=records, facts={**run.facts, **facts, "newcomers": [2]})
+    table = client_table(group_runs([run]))
+    assert table is not None
+    assert table.head[:5] == ("client", "examples", "classes", "newcomer", "rounds")
+    assert table.head[5:] == ("refused", "global model", "named by the diagnosis")
+    assert table.rows == (
+        ("Bern", "40", "1 of 3, most b (100 %)", "–", "1", "1", "90.00 %", "refused updates"),
+        ("Basel", "12", "2 of 3, most b (75 %)", "–", "2", "–", "20.00 %", "–"),
+        ("Chur", "7", "3 of 3, most c (57 %)", "yes", "–", "–", "–", "–"),  # a newcomer is judged apart
+    )
+    pair = client_table(group_runs([run, judged([[0.5, 0.1, 0.1]], method="fedprox")]))
+    assert pair is not None
+    assert [row[0] for row in pair.rows] == ["Bern", "Chur", "Basel"]
+    assert pair.head[-3:-1] == ("global model, fedavg", "global model, fedprox")
+    assert "examples" not in pair.head  # one of the runs does not know its data
 
 
 def test_plotly_accepts_every_figure() -> None:

@@ -248,9 +248,9 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[RunGroup]:
 
 def test_every_section_is_there_once_everything_is_probed(lines: list[RunGroup]) -> None:
     names = [section.name for section in figure_sections(lines)]
-    assert names[:5] == ["results", "layers", "one-by-one", "curves", "architectures"]
-    assert names[5:7] == ["gradients", "similarity"]
-    assert names[7:] == ["forgetting", "drift", "statistics", "crossing", "embedding", "partition"]
+    assert names[:6] == ["results", "layers", "one-by-one", "partition", "curves", "ranking"]
+    assert names[6:9] == ["architectures", "gradients", "similarity"]
+    assert names[9:] == ["forgetting", "drift", "statistics", "crossing", "embedding"]
     assert len(lines) == len(THREE)
 
 

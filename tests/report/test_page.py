@@ -108,7 +108,7 @@ def test_news_hold_what_the_page_holds() -> None:
     fresh = json.loads(news([run]))
     assert fresh["figures"] == data_of(report.page([run]))["figures"]
     names = [section["name"] for section in fresh["sections"] if section["name"] != "diagnosis"]
-    assert names == ["results", "curves", "setup"]
+    assert names == ["results", "clients", "curves", "setup"]
 
 
 def test_results_leave_out_what_diverged() -> None:

@@ -387,7 +387,8 @@ def test_probes_on_inputs_of_several_parts() -> None:
     run = fs.Federation(TwoInputs(), clients, data(9), task="regression", rounds=1, lr=0.05, probe="all")
     run.fit()
     assert {"divergence", "proxy", "weightdiv", "cosine", "cka", "gradnorm"} <= run.probes[-1].keys()
-    assert run.probes[-1]["missed"].keys() == {"drift", "calibration", "embedding", "statistics", "crossing", "scores"}
+    missed = {"drift", "calibration", "margin", "embedding", "statistics", "crossing", "scores", "aggregation"}
+    assert run.probes[-1]["missed"].keys() == missed
 
 
 def test_probes_on_a_task_without_classes() -> None:

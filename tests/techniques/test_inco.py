@@ -1006,6 +1006,21 @@ def test_bad_arguments(method: str, says: str) -> None:
         fs.method(method)
 
 
+def test_factors_of_adapters_are_crossed_with_the_same_factor_of_the_first_block() -> None:
+    """Though A of both layers, and B of both, are of one shape: a query's A has the first block's query's A."""
+    pytest.importorskip("peft", reason="the extra peft is not installed")
+
+    def block() -> nn.Module:
+        return nn.Sequential(OrderedDict(query=nn.Linear(4, 4), value=nn.Linear(4, 4)))
+
+    model = nn.Sequential(OrderedDict(blocks=nn.Sequential(block(), block(), block()), head=nn.Linear(4, 2)))
+    fs.adapt(model, "lora(r=2)", torch.zeros(2, 4), seed=0)
+    found = references(dict(model.named_parameters()), fs.strata(model), "first", "released")
+    factors = {name: other for name, other in found.items() if "lora" in name}
+    names = [f"{layer}.{factor}.default.weight" for layer in ("query", "value") for factor in ("lora_A", "lora_B")]
+    assert factors == {f"blocks.{at}.{name}": f"blocks.0.{name}" for at in (1, 2) for name in names}
+
+
 # The command ----------------------------------------------------------------------------------------------
 
 NESTED = "mlp(hidden=(8,)); mlp(hidden=(8, 8)); mlp(hidden=(8, 8, 8))"

@@ -13,7 +13,7 @@ from fedstrata.cli.options import DataDir, Jobs, Sets, open_screen
 from fedstrata.core.text import plural
 from fedstrata.errors import FedstrataError, Stopped, UsageError
 
-PAPERS = ("fedpart", "fednlr", "fedimpro", "inco", "deeper")
+PAPERS = ("fedpart", "fednlr", "fedimpro", "inco", "deeper", "together")
 SCALES = ("smoke", "small", "evidence", "paper")
 """As in `fedstrata.reproduce`, which takes long to import, for the help."""
 

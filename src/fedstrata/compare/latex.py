@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedstrata.compare.show import OWN_MODELS, columns_of, measured_columns, primary_title, remarks, settings_text
-from fedstrata.compare.significance import LEVEL, holm, paired_p
 from fedstrata.compare.table import Comparison, ComparisonRow
 from fedstrata.core.citation import escape_latex
+from fedstrata.report.significance import LEVEL, holm, paired_p
 
 MARK = r"$^{\dagger}$"
 LEFT_OUT = frozenset({"seeds", "best", "seconds"})

@@ -130,6 +130,7 @@ ROW: dict[str, Kind] = {
     "missed": _mapping_of(_text),
     "divergence": _numbers,
     "proxy": _numbers,
+    "aggregation": _numbers,
     "cosine": _numbers,
     "cka": _mapping_with(mean=_numbers),
     "gradnorm": _mapping_with(alone=_mapping_of(_steps), averaged=_mapping_of(_steps)),
@@ -160,5 +161,6 @@ FACTS: dict[str, Kind] = {
     "probabilities": lambda value: value if isinstance(value, bool) else None,
     "cards": _cards,
     "buffers": lambda value: value,
+    "adapters": lambda value: value,
     "model": _mapping_with(strata=_list_of(_stratum), fields=_list_of(_field)),
 }

@@ -114,11 +114,12 @@ def rank_findings(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _unread_rules(saved: SavedRun, seen: Mapping[str, Evidence]) -> list[Rule]:
-    """Rules whose probes are missing; none for a run that diverged, nor that of statistics which the model lacks."""
+    """Rules whose probes are missing; none for a run that diverged, nor those of what the model lacks."""
     if "diverged" in seen:
         return []
     lacking = [rule for rule in RULES if rule.probes and not any(map(saved.series, rule.probes))]
-    return [rule for rule in lacking if rule.name != "running-statistics" or saved.facts.get("buffers", True)]
+    has = {"running-statistics": saved.facts.get("buffers", True), "inexact-adapters": saved.facts.get("adapters")}
+    return [rule for rule in lacking if has.get(rule.name, True)]
 
 
 def _is_out_of_sight(rule: Rule, saved: SavedRun) -> bool:

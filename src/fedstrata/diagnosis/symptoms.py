@@ -36,6 +36,9 @@ from fedstrata.runs.reader import SavedRun
 FEWEST = 6
 """Strata that a rank correlation needs: with fewer, chance alone often puts them in order."""
 
+EXACT = frozenset({"fedexlora", "flora", "hlora"})
+"""Methods that take the mean of adapters' products, whatever that of their factors is."""
+
 THIRDS = 1.5
 """How many times as much as the last third of the strata the first must diverge."""
 
@@ -389,6 +392,36 @@ def against_standstill(saved: SavedRun) -> list[Remedy | None]:
     return [larger, smaller] if falls else [smaller, larger]
 
 
+# Adapters ---------------------------------------------------------------------------------------------------
+
+
+def inexact_adapters(saved: SavedRun) -> Evidence | None:
+    """What the means of adapters' factors miss of the mean of their products, in the mean over the strata.
+
+    None under methods that do not go by the means of the factors.
+    """
+    found = mean_by_name(recent_rounds(saved, "aggregation"))
+    own = RemedyBuilder(saved).own
+    if not found or own is None or any(technique.name in EXACT for technique in own.techniques):
+        return None
+    value, worst = fmean(found.values()), max(found, key=lambda name: found[name])
+    sentence = (
+        f"Averaged adapters are not what clients have learnt: the product of the mean factors misses "
+        f"{percent_text(value)} of the mean of the products, most in {worst} ({percent_text(found[worst])})."
+    )
+    return Evidence(value, sentence, {"error": value, "worst": found[worst]}, lambda: _for_exact_means(saved))
+
+
+def _for_exact_means(saved: SavedRun) -> list[Remedy | None]:
+    """Methods whose mean is exact."""
+    builder = RemedyBuilder(saved)
+    return [
+        builder.add_technique("fedexlora", "adds what the mean of the factors misses to the base", papers.SINGHAL),
+        builder.add_technique("rolora", "one factor trains in a round, which makes its mean exact", papers.CHEN_ROLORA),
+        builder.add_technique("ffalora", "A stays as it is, which makes the mean exact", papers.SUN_FFA),
+    ]
+
+
 SYMPTOMS = (
     Rule("no-learning", no_learning),
     Rule("layer-mismatch", layer_mismatch, probes=("gradnorm",)),
@@ -396,6 +429,7 @@ SYMPTOMS = (
     Rule("unlike-features", unlike_features, probes=("cka",)),
     Rule("forgetting", forgetting, probes=("calibration",)),
     Rule("neuron-drift", neuron_drift, probes=("drift",)),
+    Rule("inexact-adapters", inexact_adapters, probes=("aggregation",)),
     Rule("accumulation", accumulation, probes=("divergence", "proxy")),
     Rule("diverging-strata", diverging_strata, probes=("divergence", "proxy")),
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.lazy import nn, torch
+from fedstrata.core.low_rank import adapters_of
 from fedstrata.core.parts import as_batch, call_on
 from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError, did_you_mean
@@ -198,10 +199,22 @@ def partners(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[st
 
     Weights are the parameters with two or more axes. The stage is that of the parameter's own name; a stage that is
     repeated counts as one (`repeated_stages`). This is the "layer 0" of cross-layer gradients (InCo Aggregation, §3.2).
+    A factor of a low-rank adapter has the same factor of the same layer in an earlier block.
     """
     stages = repeated_stages(params, strata)
     weights = (n for stratum in strata for n in stratum.params if params[n].dim() >= 2)
-    return first_of_kind(weights, lambda name: (stages[stage_of(name)], params[name].shape))
+    factors = {n for one in adapters_of(strata) for n in (one.a, one.b)}
+
+    def kind(name: str) -> Hashable:
+        place = _place_in_block(name) if name in factors else ()
+        return stages[stage_of(name)], params[name].shape, place
+
+    return first_of_kind(weights, kind)
+
+
+def _place_in_block(name: str) -> tuple[str, ...]:
+    """A parameter's name without its stage and the numbers of blocks."""
+    return tuple("" if part.isdecimal() else part for part in name.split(".")[1:])
 
 
 def repeated_stages(params: Mapping[str, Tensor], strata: Sequence[Stratum]) -> dict[str, str]:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.lazy import Lazy, nn, torch
+from fedstrata.core.low_rank import adapters_of, cut_ranks, pad_ranks
 from fedstrata.core.spec import lookup
+from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Into
 from fedstrata.data.examples import TensorExamples
 from fedstrata.errors import UsageError
 from fedstrata.models.strata import classifier
-from fedstrata.probes.context import ProbeContext
+from fedstrata.probes.context import ObservedVisit, ProbeContext
 
 if TYPE_CHECKING:
     from fedstrata.probes import measures
@@ -30,6 +32,8 @@ SEARCHED = 4
 """Clients that `rates` trains, at most."""
 EXCHANGED = ("own", "expected", "doubt", "own_after", "shared_after", "accuracy", "consistent")
 """What `exchange` writes: columns of losses and accuracies, a number for each client."""
+MARGINS = 32
+"""Examples of each client that `margin` measures, at most."""
 POINTS = 400
 """Points of `embedding`, at most."""
 ALL = "all"
@@ -121,6 +125,31 @@ def _crossing(context: ProbeContext) -> dict[str, Any]:
     return found
 
 
+def _aggregation(context: ProbeContext) -> dict[str, Any]:
+    """What the means of low-rank adapters' factors miss of the mean of their products, as a share of it."""
+    if not any(stratum.low_rank for stratum in context.strata):
+        raise UsageError("the model has no low-rank adapter")
+    kept = context.context.method.kept(context.strata)
+    shared = [s for s in context.strata if s.low_rank and kept.isdisjoint((s.low_rank.a, s.low_rank.b))]
+    if not shared:
+        raise UsageError("clients keep a factor of every adapter to themselves")
+    weighs = context.context.method.weight == "examples"
+    weights = [float(visit.examples) if weighs else 1.0 for visit in context.visits]
+    return measures.aggregation_error([_factors(context, visit) for visit in context.visits], shared, weights)
+
+
+def _factors(context: ProbeContext, visit: ObservedVisit) -> Tensors:
+    """A client's factors after its training, with zeros beyond its rank; of adapters of which it sent something."""
+    held = context.architectures[visit.arch]
+    params, found = context.before.params, Tensors()
+    for one in adapters_of(context.strata):
+        names = {n: params[n] for n in (one.a, one.b) if n in held.params}
+        if not visit.delta.keys().isdisjoint(names):
+            starts = pad_ranks(cut_ranks(names, held.cuts, scaled=False), held.cuts, scaled=False)
+            found |= {n: start + visit.delta[n] if n in visit.delta else start for n, start in starts.items()}
+    return found
+
+
 def _scores(context: ProbeContext) -> dict[str, Any]:
     """What a technique that chooses among strata goes by, stratum by stratum, after the round."""
     published = context.context.method.publish(context.after.techniques).get("score", {})
@@ -153,6 +182,17 @@ def _exchange(context: ProbeContext) -> dict[str, Any]:
     task = context.context.task
     found = measures.exchange(context.start_models, context.local_models, data, context.shared, task)
     return {name: getattr(found, name) for name in EXCHANGED}
+
+
+def _margin(context: ProbeContext) -> dict[str, Any]:
+    """How far examples are from being misclassified: by the global model, by clients' models on others' data."""
+    held = [(data.x[:MARGINS], data.y[:MARGINS]) for data in (context.data[visit.client] for visit in context.visits)]
+    found = measures.margin_terms(context.local_models, held, context.shared)
+    globally = measures.margins(context.model(context.after, context.visits[0].arch), *context.shared)
+    return {
+        "global": measures.mean_margin(globally),
+        **{name: getattr(found, name) for name in ("others", "sample", "whole")},
+    }
 
 
 def _depth(context: ProbeContext) -> dict[str, Any]:
@@ -221,18 +261,20 @@ PROBES: Mapping[str, Probe] = {
     "statistics": _statistics,
     "crossing": _crossing,
     "scores": _scores,
+    "aggregation": _aggregation,
     "visits": _visits,
     "exchange": _exchange,
+    "margin": _margin,
     "depth": _depth,
     "rates": _rates,
     "embedding": _embedding,
 }
 
 
-READ_UPDATES = frozenset({"proxy", "weightdiv", "cosine", "crossing", "scores", "visits"})
+READ_UPDATES = frozenset({"proxy", "weightdiv", "cosine", "crossing", "scores", "aggregation", "visits"})
 """Probes that look at nothing but what clients send, so that they run where the clients' data is elsewhere."""
 
-NEED_CLASSES = frozenset({"drift", "calibration", "embedding"})
+NEED_CLASSES = frozenset({"drift", "calibration", "margin", "embedding"})
 """Probes that have a meaning only where each example is of one class."""
 
 

@@ -19,25 +19,28 @@ from fedstrata.report.figures import (
     rounds_axis,
     sentence_title,
 )
-from fedstrata.report.formatting import distinct_names, escape, mean, round_digits
-from fedstrata.report.run_groups import RunGroup, Value, judged_alike, primary_of
+from fedstrata.report.formatting import comma_list, distinct_names, escape, mean, round_digits
+from fedstrata.report.run_groups import RunGroup, judged_alike, primary_of
 from fedstrata.runs.reader import SavedRun
 
 NAMED_TICKS = 60
 """Clients whose names an axis has room for."""
-_OVER_CLIENTS: Mapping[str, Value] = {
-    "worst client": lambda r: None if r.fairness is None else r.fairness.worst,
-    "worst tenth": lambda r: None if r.fairness is None else r.fairness.worst_tenth,
-    "mean": lambda r: None if r.fairness is None else r.fairness.mean,
-    "standard deviation": lambda r: None if r.fairness is None else r.fairness.std,
-    "Jain's index": lambda r: None if r.fairness is None else r.fairness.jain,
+_OVER_CLIENTS = {
+    "worst client": "worst",
+    "worst tenth": "worst_tenth",
+    "mean": "mean",
+    "standard deviation": "std",
+    "Jain's index": "jain",
 }
+"""What is told of a distribution over clients → its field."""
+_GLOBAL, _OWN = "global model", "own models"
+_OF = {_GLOBAL: "the global model", _OWN: "clients' own models"}
 Scores = dict[int, float]
 
 
 def clients(groups: Sequence[RunGroup]) -> list[Figure]:
     """The primary metric of every client after the last evaluated round, the worst first."""
-    held = [(group, run, scores) for group, run in _shown(groups) if (scores := last_scores(run))]
+    held = [(group, run, scores) for group, run in shown_runs(groups) if (scores := last_scores(run))]
     if not held:
         return []
     metric = primary_of([group for group, *_ in held])
@@ -56,8 +59,8 @@ def _clients_figure(
 ) -> Figure:
     title = sentence_title(metric)
     about = (
-        f"{title} of the global model, or of clients' own models where they have any, on each client's own test "
-        "examples after the last evaluated round, the worst client first."
+        f"{title} of {_whose(groups)} on each client's own test examples after the last evaluated round, the worst "
+        "client first."
     )
     if any(len(group.runs) > 1 for group in groups):
         about += f" Of seed {run.config.get('seed', 0)} alone."
@@ -66,7 +69,7 @@ def _clients_figure(
     return Figure("clients", f"{title} by client", about, data, shape)
 
 
-def _shown(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, SavedRun]]:
+def shown_runs(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, SavedRun]]:
     """The run of each group that is shown, of the same seed where they have one in common: clients differ by seed."""
     common = [seed for seed in (groups[0].seeds if groups else ()) if all(seed in group.seeds for group in groups)]
     if not common:
@@ -122,20 +125,50 @@ def _dots(group: RunGroup, scores: Scores, names: Mapping[int, str], metric: str
     }
 
 
+def _whose(groups: Sequence[RunGroup]) -> str:
+    """Whose models the dots are of: a client's own where it has one, else the global one."""
+    own = [group.label for group, run in shown_runs(groups) if own_scores(run)]
+    if not own:
+        return "the global model"
+    if len(own) == len(groups):
+        return "clients' own models"
+    return f"the global model, or of clients' own models ({comma_list(own)}),"
+
+
 def over_rounds(groups: Sequence[RunGroup]) -> list[Figure]:
-    """How the primary metric is distributed over clients, round by round."""
+    """How the primary metric is distributed over clients, round by round: of the global model, and of their own."""
     groups, metric = judged_alike(groups), primary_of(groups)
-    forms = {name: ".4~f" if name == "Jain's index" else metric_form(metric) for name in _OVER_CLIENTS}
-    found = {n: data for n, value in _OVER_CLIENTS.items() if (data := curve_traces(groups, value, forms[n]))}
+    found: dict[str, list[Trace]] = {}
+    kinds = [kind for kind in (_GLOBAL, _OWN) if any(_fairness_traces(groups, kind, "mean", "f"))]
+    for name, field in _OVER_CLIENTS.items():
+        form = ".4~f" if field == "jain" else metric_form(metric)
+        for kind in kinds:
+            found[name if len(kinds) == 1 else f"{name}, {kind}"] = _fairness_traces(groups, kind, field, form)
     if not found:
         return []
     control = Control("over-clients", "Quantity", tuple(found))
     frames = {frame_key(at): data for at, data in enumerate(found.values())}
     title = sentence_title(metric)
     about = (
-        f"{title} on clients' own test examples over the rounds: the worst client, the worst tenth, mean and standard "
-        "deviation over clients, and Jain's index, 1 where all clients are equal; of the global model, or of clients' "
-        "own models where they have any."
+        f"{title} on clients' own test examples over the rounds, of {' and of '.join(_OF[kind] for kind in kinds)}: "
+        "the worst client, the worst tenth, mean and standard deviation over clients, and Jain's index, 1 where all "
+        "clients are equal."
     )
     shape = layout(rounds_axis(), axis(""), hovermode="x unified")
     return [Figure("over-clients", f"{title} over clients", about, [], shape, (control,), frames)]
+
+
+def _fairness_traces(groups: Sequence[RunGroup], kind: str, field: str, form: str) -> list[Trace]:
+    """The curves of one quantity, of the groups that have it: the global model's, or clients' own models'."""
+    apart = [group for group in groups if _judges_both(group)]
+    own = [group for group in groups if group.is_own or group in apart]
+    alone = own if kind == _OWN else [group for group in groups if group not in own]
+    traces = curve_traces(alone, lambda r: getattr(r.fairness, field, None), form)
+    if kind == _GLOBAL:
+        traces += curve_traces(apart, lambda r: getattr(r.global_fairness, field, None), form)
+    return traces
+
+
+def _judges_both(group: RunGroup) -> bool:
+    """True if clients judge the global model beside their own."""
+    return any(record.global_fairness is not None for run in group.runs for record in run.records)

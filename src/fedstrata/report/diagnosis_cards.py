@@ -30,6 +30,7 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
     "running-statistics": ("statistics", "statistics-spread"),
     "layer-mismatch": ("gradnorm-spike", "gradnorm"),
     **dict.fromkeys(("opposed-updates", "accumulation", "diverging-strata"), ("divergence", "divergence-profile")),
+    "inexact-adapters": ("divergence", "divergence-profile"),
     "unlike-features": ("cka-depth", "cka"),
     "forgetting": ("forgetting", "calibration"),
     "neuron-drift": ("drift",),

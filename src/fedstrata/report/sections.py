@@ -12,11 +12,13 @@ from fedstrata.report import (
     feature_figures,
     figures,
     outlier_figures,
+    ranking_figures,
     stratum_figures,
     tables,
     training_figures,
     tried_figures,
 )
+from fedstrata.report.client_table import client_table
 from fedstrata.report.device_table import device_table
 from fedstrata.report.diagnosis_cards import diagnosis_html
 from fedstrata.report.figures import HEIGHT, Control, Figure
@@ -143,11 +145,25 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Maker, ...]], ...] = (
         (outlier_figures.clients_one_by_one,),
     ),
     (
+        "partition",
+        "Data of the clients",
+        "",
+        True,
+        (figures.partition,),
+    ),
+    (
         "curves",
         "Loss and other costs",
         "",
         False,
         (figures.loss, rest_of(figures.metrics), rest_of(figures.against_costs)),
+    ),
+    (
+        "ranking",
+        "Who is better, and at what cost",
+        "",
+        False,
+        (ranking_figures.ranks, ranking_figures.pareto),
     ),
     (
         "architectures",
@@ -218,13 +234,6 @@ _FIGURES: tuple[tuple[str, str, str, bool, tuple[Maker, ...]], ...] = (
         True,
         (feature_figures.embedding,),
     ),
-    (
-        "partition",
-        "Data of the clients",
-        "",
-        True,
-        (figures.partition,),
-    ),
 )
 """Name, heading, how to read it, whether figures are wide, and what makes them: what matters first."""
 
@@ -281,6 +290,8 @@ def sections(groups: Sequence[RunGroup]) -> list[Section]:
         first,
         *(drawn.pop(name) for name in OPENING if name in drawn),
         Section("diagnosis", "Diagnosis", about, body=diagnosis),
+        *(drawn.pop(name) for name in ("tried",) if name in drawn),
+        _clients(drawn.pop("clients", None), groups),
         *drawn.values(),
         Section("numbers", "All numbers", "", body=_numbers(groups)),
         Section("setup", "How it was run", "", body=setup_html(groups)),
@@ -288,10 +299,17 @@ def sections(groups: Sequence[RunGroup]) -> list[Section]:
     return [section for section in found if section.body or section.figures]
 
 
+def _clients(drawn: Section | None, groups: Sequence[RunGroup]) -> Section:
+    """Scores over clients, and a row for each of them, above the figures."""
+    tables_of = (tables.over_clients(groups), client_table(groups))
+    body = "".join(table.html() for table in tables_of if table is not None)
+    return replace(drawn or Section("clients", "Clients", ""), body=body)
+
+
 def _numbers(groups: Sequence[RunGroup]) -> str:
     """Results and costs, but for what the page begins with."""
     told = RANKED if len(groups) > 1 else (*RANKED, *IN_TILES)
-    results = tables.results(groups).without(metric_title(primary_of(groups)), *told)
+    results = tables.results(groups).without(metric_title(primary_of(groups)), *tables.OVER_CLIENTS, *told)
     costs = tables.costs(groups).without(*told) if any(group.rounds for group in groups) else None
     more = (results, costs, device_table(groups), tables.probe_seconds(groups))
     return "".join(table.html() for table in more if table is not None)

@@ -36,6 +36,7 @@ QUANTITIES = {
     "weightdiv": "weight divergence",
     "cosine": "cosine of updates",
     "scores": "score of the choice",
+    "aggregation": "error of averaged adapters",
 }
 """Probes that give one number per stratum, and what it is."""
 SIGNED = (QUANTITIES["cosine"],)

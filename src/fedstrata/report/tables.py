@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedstrata.core.text import metric_title, plural, simulated_text
@@ -35,6 +35,10 @@ def swatch(index: int) -> str:
     return f'<span class="swatch" style="background:var(--line{index % len(PALETTE)})"></span>'
 
 
+LONG = 14
+"""Rows from which on a table scrolls by itself."""
+
+
 @dataclass(frozen=True)
 class HtmlTable:
     """Rows of plain text; the first column names a row.
@@ -60,7 +64,8 @@ class HtmlTable:
         table = f"<table><caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
         label = f"Copy as Markdown: {escape(self.caption)}"
         copy = f'<button type="button" class="copy" aria-label="{label}">Copy Markdown</button>'
-        place = f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(self.caption)}">'
+        size = "scroll long" if len(self.rows) > LONG else "scroll"
+        place = f'<div class="{size}" tabindex="0" role="group" aria-label="{escape(self.caption)}">'
         return f'<div class="table">{place}{table}</table></div>{copy}</div>'
 
     def without(self, *names: str) -> HtmlTable | None:
@@ -181,6 +186,14 @@ def results(groups: Sequence[RunGroup]) -> HtmlTable:
             frozenset({0, 1, 1 + len(metrics) + len(OVER_CLIENTS) + len(_AFTER_METRICS)}),
         )
     )
+
+
+def over_clients(groups: Sequence[RunGroup]) -> HtmlTable | None:
+    """Scores on clients' own test examples: of the global model and of clients' own, newcomers apart; None without."""
+    found = results(groups)
+    held = found.without(*(name for name in found.head if name not in OVER_CLIENTS))
+    caption = "On clients' own test examples, after the last evaluated round"
+    return None if held is None else replace(held, caption=caption)
 
 
 def _result_row(group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ from fedstrata.reproduce import (
     fedpart,
     inco,
     inco_settings,
+    together,
+    together_settings,
 )
 from fedstrata.reproduce.choices import choose_seeds, parse_seeds, record_sets, set_fields
 from fedstrata.reproduce.claims import Check
@@ -50,8 +52,9 @@ PAPERS: Mapping[str, Callable[[str], list[Part]]] = {
     "fedimpro": fedimpro.parts,
     "inco": inco.parts,
     "deeper": deeper.parts,
+    "together": together.parts,
 }
-"""Paper → its parts at a scale."""
+"""Paper → its parts at a scale; `together` is a study of ours."""
 
 SCALES = ("smoke", "small", "evidence", "paper")
 _SETTINGS: Mapping[str, Mapping[str, object]] = {
@@ -60,8 +63,9 @@ _SETTINGS: Mapping[str, Mapping[str, object]] = {
     "fedimpro": fedimpro_settings.SCALES,
     "inco": inco_settings.SCALES,
     "deeper": deeper_settings.SCALES,
+    "together": together_settings.SCALES,
 }
-"""Paper → scale → its settings; not all have the scale `evidence`."""
+"""Paper → scale → its settings; `together` has no scale `paper`."""
 
 
 def parts(
@@ -82,7 +86,7 @@ def parts(
         raise UsageError(f"there is no scale '{scale}'{did_you_mean(scale, SCALES)}")
     if scale not in _SETTINGS[paper]:
         those = ", ".join(name for name, settings in _SETTINGS.items() if scale in settings)
-        raise UsageError(f"{paper} has no scale '{scale}' yet: {those} have it")
+        raise UsageError(f"{paper} has no scale '{scale}': {those} have it")
     found = PAPERS[paper](scale)
     for name in only:
         if name not in (names := [part.name for part in found]):
@@ -111,7 +115,7 @@ def reproduce(
     """Make a paper's runs at a scale, as far as they are missing, and check its claims by them.
 
     Args:
-        paper: fedpart, fednlr, fedimpro, inco or deeper.
+        paper: fedpart, fednlr, fedimpro, inco, deeper or together.
         scale: smoke (seconds, data without files), small (real data, two cores, half an hour), evidence (the headline
             claims where they can show, two cores, three hours) or paper (its settings, for a GPU).
         data_dir: where the data files are; default: FEDSTRATA_DATA.

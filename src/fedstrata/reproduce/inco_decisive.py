@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from fedstrata.compare import Comparison, ComparisonRow
-from fedstrata.compare.runner import read_finished_records
 from fedstrata.compare.table import spread, stat
 from fedstrata.models.stages import stage_of
 from fedstrata.probes.measures.crossing import CROSSING_FIGURES, Crossing, crossing
@@ -23,11 +22,11 @@ from fedstrata.reproduce.parts import (
     dataset_name,
     figures_by_seed,
     mean_curve,
+    published,
     unfinished_note,
 )
 from fedstrata.reproduce.plots import plot_architectures, plot_coefficients
 from fedstrata.reproduce.verdicts import Seeds, differences
-from fedstrata.runs.reader import read_probes
 
 SHUFFLED, LENGTH = "InCo with layer 0 shuffled", "InCo by length alone"
 PLAIN_INCO = "InCo without optimisation"
@@ -175,23 +174,18 @@ def _assess_coefficients(scale: InCoScale, comparison: Comparison) -> Findings:
 
 def _crossings(row: ComparisonRow) -> dict[int, Crossing]:
     """Seed → what was published of every layer, over the rounds that were measured."""
-    return {result.seed: crossing(_published(Path(result.directory)).values()) for result in row.sound_results}
-
-
-def _published(directory: Path) -> dict[int, dict[str, dict[str, float]]]:
-    """Round → figure → layer → its number, of a finished run."""
-    rounds = len(read_finished_records(directory))
-    rows = read_probes(directory / "probes.jsonl", rounds, ended=True)
-    return {row["round"]: row["crossing"] for row in rows if "crossing" in row}
+    return {
+        result.seed: crossing(published(Path(result.directory), "crossing").values()) for result in row.sound_results
+    }
 
 
 def _layer_curves(row: ComparisonRow) -> dict[str, dict[str, dict[int, float]]]:
     """Figure → layer → round → the mean over the seeds."""
     several: dict[str, dict[str, dict[int, list[float]]]] = {figure: {} for figure in CROSSING_FIGURES}
     for result in row.sound_results:
-        for number, published in _published(Path(result.directory)).items():
+        for number, figures in published(Path(result.directory), "crossing").items():
             for figure in CROSSING_FIGURES:
-                for layer, value in published.get(figure, {}).items():
+                for layer, value in figures.get(figure, {}).items():
                     several[figure].setdefault(layer, {}).setdefault(number, []).append(value)
     return {
         figure: {layer: {n: statistics.fmean(v) for n, v in sorted(of.items())} for layer, of in layers.items()}

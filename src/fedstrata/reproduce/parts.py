@@ -15,6 +15,7 @@ from fedstrata.compare.runner import read_finished_records
 from fedstrata.reproduce.claims import Check, cell
 from fedstrata.reproduce.verdicts import Seeds, differences
 from fedstrata.runs.files import disk_errors, read_object, write_atomic
+from fedstrata.runs.reader import read_probes
 from fedstrata.runs.records import Record
 
 
@@ -211,6 +212,13 @@ def mean_curve(
             if value is not None:
                 found.setdefault(record.round, []).append(value)
     return {number: statistics.fmean(values) for number, values in sorted(found.items())}
+
+
+def published(directory: Path, probe: str) -> dict[int, dict[str, Any]]:
+    """Round → what a probe wrote of it, of a finished run."""
+    rounds = len(read_finished_records(directory))
+    rows = read_probes(directory / "probes.jsonl", rounds, ended=True)
+    return {row["round"]: row[probe] for row in rows if probe in row}
 
 
 def at_round(number: int) -> Callable[[list[Record]], float | None]:

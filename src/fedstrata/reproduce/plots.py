@@ -211,6 +211,38 @@ def plot_maps(maps: Mapping[str, Mapping[str, Sequence[Any]]], seed: int, path: 
     save(figure, path)
 
 
+def plot_fronts(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    fronts: Mapping[str, Sequence[tuple[float, float]]],
+    path: Path,
+) -> None:
+    """The best accuracy so far against what it has cost: a panel for each cost, a line for each method, and the front.
+
+    Args:
+        panels: cost → method → (cost, accuracy), evaluation after evaluation.
+        fronts: cost → the points that no other method has at least the accuracy of for at most the cost.
+        path: the picture's file.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * len(panels) + 2.6, 4.6), layout="constrained")
+    several = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    several[0].set_ylabel("best accuracy so far, %")
+    for axes, (cost, lines) in zip(several, panels.items(), strict=True):
+        for at, (label, curve) in enumerate(lines.items()):
+            across, up = zip(*((c, 100 * value) for c, value in curve), strict=True)
+            style = "-" if at < 10 else "--"
+            axes.plot(across, up, style, color=colormaps["tab10"](at % 10), linewidth=1.2, label=label)
+        across, up = zip(*((c, 100 * value) for c, value in fronts[cost]), strict=True)
+        axes.plot(across, up, color="black", linewidth=3, alpha=0.25, drawstyle="steps-post", label="front")
+        axes.set_xscale("log")
+        axes.set_xlabel(f"{cost} so far, all clients")
+        axes.spines[["top", "right"]].set_visible(False)
+    several[-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    save(figure, path)
+
+
 def _tidy(axes: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 

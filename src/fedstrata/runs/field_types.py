@@ -102,6 +102,7 @@ ROW: dict[str, Any] = {
     "embedding": _Embedding,
     "crossing": _Crossing,
     "scores": Table,
+    "aggregation": Table,
     "visits": _Visits,
     "exchange": dict[str, list[Any]],
     "depth": _Depth,

@@ -69,6 +69,7 @@ def run_facts(
         "examples": [size(client) for client in range(min(len(clients), SHOWN))],
         "model": about,
         "buffers": any(stratum.buffers for stratum in strata),
+        **({"adapters": True} if any(stratum.low_rank for stratum in strata) else {}),
         "probabilities": probabilities,
     }
     if client_names:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.rng import generator
 from fedstrata.core.technique import RoundView, Setting, Technique
@@ -27,6 +28,16 @@ from fedstrata.techniques.staleness import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Ziyao Wang and Zheyu Shen and Yexiao He and Guoheng Sun and Hongyi Wang and Lingjuan Lyu and Ang Li",
+        "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations",
+        "NeurIPS",
+        2024,
+    ),
+)
 
 
 def draw_factor(like: Tensor, seed: int, name: str) -> Tensor:
@@ -48,6 +59,7 @@ class FLoRA(Technique):
     """
 
     name: ClassVar[str] = "flora"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     needs_deltas: ClassVar[bool] = True
     mixes_ranks: ClassVar[bool] = True
     synchronous: ClassVar[str] = SYNCHRONOUS

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.low_rank import product
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, subtract
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 By = Literal["norm", "weight"]
+
+
+PAPERS = (
+    Paper(
+        "Yae Jee Cho and Luyang Liu and Zheng Xu and Aldi Fahrezi and Gauri Joshi",
+        "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models",
+        "EMNLP",
+        2024,
+    ),
+)
 
 
 def weigh_by_norm(factors: Factors, adapter: LowRank, weight: Tensor) -> Factors:
@@ -52,6 +63,7 @@ class HetLoRA(Technique):
     """
 
     name: ClassVar[str] = "hetlora"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     needs_deltas: ClassVar[bool] = True
     mixes_ranks: ClassVar[bool] = True
     synchronous: ClassVar[str] = SYNCHRONOUS

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedstrata.core.citation import Paper
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import RoundView, Setting, Technique
 from fedstrata.core.tensors import Tensors, subtract
@@ -27,6 +28,23 @@ from fedstrata.techniques.staleness import SYNCHRONOUS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+PAPERS = (
+    Paper(
+        "Qianli Liu and Zhaorui Zhang and Xin Yao and Benben Liu",
+        "HLoRA: Efficient Federated Learning System for LLM Heterogeneous Fine-Tuning",
+        "arXiv",
+        2025,
+        arxiv="2503.00813",
+    ),
+    Paper(
+        "Jiamu Bai and Daoyuan Chen and Bingchen Qian and Liuyi Yao and Yaliang Li",
+        "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources",
+        "NeurIPS",
+        2024,
+    ),
+)
 
 
 def split_product(factors: Factors, adapter: LowRank, like: Tensors) -> Tensors:
@@ -71,6 +89,7 @@ class HLoRA(Technique):
     """
 
     name: ClassVar[str] = "hlora"
+    papers: ClassVar[tuple[Paper, ...]] = PAPERS
     needs_deltas: ClassVar[bool] = True
     mixes_ranks: ClassVar[bool] = True
     synchronous: ClassVar[str] = SYNCHRONOUS

@@ -8,6 +8,7 @@ in evaluation mode unless it says otherwise, and gives the random generators bac
 
 from __future__ import annotations
 
+from fedstrata.probes.measures.aggregation import aggregation_error
 from fedstrata.probes.measures.crossing import CROSSING_FIGURES, Crossing, crossing
 from fedstrata.probes.measures.depth import dead_units, relative_gradients
 from fedstrata.probes.measures.divergence import divergence, relative_divergence, unscaled_divergence, update_cosine
@@ -34,6 +35,7 @@ from fedstrata.probes.measures.gradients import (
     shared_gradient,
     with_shared,
 )
+from fedstrata.probes.measures.margins import MarginTerms, margin_terms, margins, mean_margin
 from fedstrata.probes.measures.neurons import Drift, neuron_drift
 from fedstrata.probes.measures.rates import RateSearch, search_rates
 from fedstrata.probes.measures.reading import BATCH, Labelled
@@ -64,9 +66,11 @@ __all__ = [
     "GradientTrace",
     "Labelled",
     "LayerSimilarity",
+    "MarginTerms",
     "RateSearch",
     "Variance",
     "VisitTable",
+    "aggregation_error",
     "cka",
     "client_gradients",
     "compare_visits",
@@ -86,6 +90,9 @@ __all__ = [
     "gradient_variance_by_stratum",
     "input_noise",
     "layer_similarity",
+    "margin_terms",
+    "margins",
+    "mean_margin",
     "mean_wasserstein",
     "minibatch_cka",
     "neuron_drift",
