@@ -1,14 +1,23 @@
-"""FedImpro at the scale `evidence`: which runs its parts have, and which of them they share."""
+"""FedImpro at the scale `evidence`: which runs its parts have and share; margins against numbers made by hand."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import pytest
+import torch
+
+from fedstrata import probes
 from fedstrata.compare import plan
+from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.reproduce import PAPERS, parts
+from fedstrata.reproduce.fedimpro_margin import assess, bounds, choose, correlation, measure_round
+from fedstrata.reproduce.fedimpro_settings import SCALES
 from fedstrata.reproduce.parts import Grid
 from fedstrata.reproduce.tuning import tuning_plan
 from fedstrata.reproduce.verdicts import EVIDENCE_SEEDS
+from fedstrata.run import open_run
 from fedstrata.techniques import method
 
 
@@ -74,3 +83,63 @@ def test_other_settings(tmp_path: Any) -> None:
         assert {run.config.epochs for run in plan(epochs.values, tmp_path).runs} == {5}
         sizes = {(run.config.clients, run.config.participation) for run in plan(many.values, tmp_path).runs}
         assert sizes == {(100, 0.1)}
+
+
+# --- Theorem 4.1 -----------------------------------------------------------------------------------------------------
+
+
+def test_the_theorems_bound_by_hand() -> None:
+    """0.5 − |0.2 − 0.5| − 2·0.05 = 0.1, and 0.2 without the distance; 0.1 − |0.4 − 0.1| = −0.2."""
+    found = {"sample": [0.5, 0.1], "whole": [0.2, 0.4], "distance": [0.05, 0.0]}
+    assert bounds(found, measured=True) == pytest.approx([0.1, -0.2])
+    assert bounds(found, measured=False) == pytest.approx([0.2, -0.2])
+    assert correlation([1.0, 2.0, 3.0], [2.0, 4.0, 9.0]) == pytest.approx(7 / 52**0.5)
+    assert correlation([1.0, 1.0, 1.0], [2.0, 4.0, 9.0]) is None
+
+
+def test_margins_are_judged() -> None:
+    """FedAvg breaks the theorem in all seeds, FedImpro keeps it and has the larger margins."""
+    usual = {"sample": [0.3, 0.3, 0.3], "whole": [0.3, 0.2, 0.3], "distance": [4.0, 4.0, 4.0]}
+    found = {
+        seed: {
+            "FedAvg": {**usual, "others": [0.1, 0.11, 0.1 + seed / 100], "accuracy": [0.3, 0.31, 0.35]},
+            "FedImpro": {**usual, "others": [0.4, 0.45, 0.4 + seed / 100], "accuracy": [0.5, 0.4, 0.5]},
+        }
+        for seed in range(1, 6)
+    }
+    verdicts = {check.name: check.holds for check in assess(found, ["FedAvg", "FedImpro"], 1).checks}
+    assert verdicts["FedImpro's local models have larger margins than FedAvg's on other clients' data"]
+    assert verdicts["Theorem 4.1 holds in the mean over visits, C_d = 0 (FedAvg)"] is False
+    assert verdicts["Theorem 4.1 holds in the mean over visits, C_d = 0 (FedImpro)"]
+    assert verdicts["Theorem 4.1's bound with the samples' C_d is above 0 (FedAvg)"] is False
+    assert verdicts["visits with larger margins have higher accuracies (FedAvg)"]
+    assert verdicts["visits with larger margins have higher accuracies (FedImpro)"] is False
+
+
+def test_a_rounds_margins_are_those_of_the_local_models() -> None:
+    """Client 2's model is the global one with its classifier turned round, client 0's the global one itself."""
+    run = {**SCALES["smoke"].run, "partition": "iid", "participation": 2, "method": "fedavg"}
+    federation = open_run(validate_settings(RunConfig, {**run, "rounds": 6, "steps": 8}), None)
+    federation.fit()
+    model, clients = federation.model, list(federation.clients)
+    turned = {"head.weight": -model.state_dict()["head.weight"]}
+    fresh = choose(clients[1], 60, 0, "fresh")
+    found = measure_round(model, {0: {}, 2: turned}, clients, fresh, 20, seed=4)
+    held = {client: choose(clients[client], 20, 4, client) for client in (0, 2)}
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_parameter("head.weight").neg_()
+    rows = [(model, held[2], held[0], clients[2]), (other, held[0], held[2], clients[0])]
+    assert len(found) == 2
+    for row, (mine, others, own, _) in zip(found, rows, strict=True):
+        assert row["others"] == pytest.approx(float(probes.margins(mine, *others).mean()))
+        assert row["sample"] == pytest.approx(float(probes.margins(mine, *own).mean()))
+        assert row["distance"] == pytest.approx(probes.conditional_wasserstein(own, others, None).value)
+    accuracies = [
+        sum(int((m.eval()(x).argmax(1) == y).sum()) for x, y in several) / sum(len(y) for _, y in several)
+        for m, several in (
+            (model, [c.batch(torch.arange(len(c))) for at, c in enumerate(clients) if at != 0]),
+            (other, [c.batch(torch.arange(len(c))) for at, c in enumerate(clients) if at != 2]),
+        )
+    ]
+    assert [row["accuracy"] for row in found] == pytest.approx(accuracies)

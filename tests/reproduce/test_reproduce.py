@@ -155,6 +155,8 @@ NO_INTERVAL = {
                 "low layers' divergence shrinks faster than high layers' with FedAvg",
                 "FedImpro's local models are better on other clients' data",
                 "sampled features bring the clients' features nearer to each other",
+                "FedImpro's local models have larger margins than FedAvg's on other clients' data",
+                "Theorem 4.1 holds in the mean over visits, C_d = 0 (FedAvg)",
                 "images from raw features are nearer to the originals than those from statistics (PSNR)",
             ],
         ),

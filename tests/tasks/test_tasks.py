@@ -387,7 +387,7 @@ def test_probes_on_inputs_of_several_parts() -> None:
     run = fs.Federation(TwoInputs(), clients, data(9), task="regression", rounds=1, lr=0.05, probe="all")
     run.fit()
     assert {"divergence", "proxy", "weightdiv", "cosine", "cka", "gradnorm"} <= run.probes[-1].keys()
-    missed = {"drift", "calibration", "embedding", "statistics", "crossing", "scores", "aggregation"}
+    missed = {"drift", "calibration", "margin", "embedding", "statistics", "crossing", "scores", "aggregation"}
     assert run.probes[-1]["missed"].keys() == missed
 
 

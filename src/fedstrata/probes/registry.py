@@ -32,6 +32,8 @@ SEARCHED = 4
 """Clients that `rates` trains, at most."""
 EXCHANGED = ("own", "expected", "doubt", "own_after", "shared_after", "accuracy", "consistent")
 """What `exchange` writes: columns of losses and accuracies, a number for each client."""
+MARGINS = 32
+"""Examples of each client that `margin` measures, at most."""
 POINTS = 400
 """Points of `embedding`, at most."""
 ALL = "all"
@@ -182,6 +184,17 @@ def _exchange(context: ProbeContext) -> dict[str, Any]:
     return {name: getattr(found, name) for name in EXCHANGED}
 
 
+def _margin(context: ProbeContext) -> dict[str, Any]:
+    """How far examples are from being misclassified: by the global model, by clients' models on others' data."""
+    held = [(data.x[:MARGINS], data.y[:MARGINS]) for data in (context.data[visit.client] for visit in context.visits)]
+    found = measures.margin_terms(context.local_models, held, context.shared)
+    globally = measures.margins(context.model(context.after, context.visits[0].arch), *context.shared)
+    return {
+        "global": measures.mean_margin(globally),
+        **{name: getattr(found, name) for name in ("others", "sample", "whole")},
+    }
+
+
 def _depth(context: ProbeContext) -> dict[str, Any]:
     """Whether gradients reach all strata: their norm against the weights', and units that are never active."""
     visit, model = context.visits[0], context.start_models[0]
@@ -251,6 +264,7 @@ PROBES: Mapping[str, Probe] = {
     "aggregation": _aggregation,
     "visits": _visits,
     "exchange": _exchange,
+    "margin": _margin,
     "depth": _depth,
     "rates": _rates,
     "embedding": _embedding,
@@ -260,7 +274,7 @@ PROBES: Mapping[str, Probe] = {
 READ_UPDATES = frozenset({"proxy", "weightdiv", "cosine", "crossing", "scores", "aggregation", "visits"})
 """Probes that look at nothing but what clients send, so that they run where the clients' data is elsewhere."""
 
-NEED_CLASSES = frozenset({"drift", "calibration", "embedding"})
+NEED_CLASSES = frozenset({"drift", "calibration", "margin", "embedding"})
 """Probes that have a meaning only where each example is of one class."""
 
 

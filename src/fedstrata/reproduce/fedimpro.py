@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedstrata.compare import Comparison
-from fedstrata.reproduce import fedimpro_divergence, fedimpro_inversion, fedimpro_tables
+from fedstrata.reproduce import fedimpro_divergence, fedimpro_inversion, fedimpro_margin, fedimpro_tables
 from fedstrata.reproduce.claims import above, always_above, best, cell
 from fedstrata.reproduce.fedimpro_settings import FEDAVG, IMPRO, OPTIONS, OTHERS, SCALES, FedImproScale
 from fedstrata.reproduce.fedimpro_tables import BEST, round_cost
@@ -39,6 +39,7 @@ def parts(scale: str) -> list[Part]:
     usual += [_divergence(chosen), _inversion(chosen)]
     if not chosen.extras:
         return [*fedimpro_tables.tables(chosen), *usual]
+    usual.append(_margin(chosen))
     more = [*fedimpro_tables.extras(chosen), fedimpro_tables.rivals(chosen), fedimpro_tables.momentum(chosen)]
     others = [replace(part, headline=scale != "evidence") for part in [*more, *usual]]
     return [*fedimpro_tables.tables(chosen), _options(chosen), *others]
@@ -253,6 +254,20 @@ def _divergence(scale: FedImproScale) -> OwnWork:
         fedimpro_divergence.work,
         lambda found: fedimpro_divergence.assess(found, list(methods), scale.looks),
         draws=True,
+        needs=fedimpro_divergence.check_transport,
+    )
+
+
+def _margin(scale: FedImproScale) -> OwnWork:
+    methods = {FEDAVG: OTHERS[FEDAVG], IMPRO: scale.impro(), fedimpro_divergence.MEAN_IMPRO: scale.impro(loss="mean")}
+    settings = {"looks": scale.looks, "examples": scale.features, "fresh": 5 * scale.features}
+    return OwnWork(
+        "margin",
+        "margins of local models on other clients' data (Definition 3.1), and the terms of Theorem 4.1",
+        {"run": _run_fields(scale), "methods": methods, **settings},
+        scale.seeds,
+        fedimpro_margin.work,
+        lambda found: fedimpro_margin.assess(found, list(methods), scale.looks),
         needs=fedimpro_divergence.check_transport,
     )
 

@@ -35,6 +35,7 @@ from fedstrata.probes.measures.gradients import (
     shared_gradient,
     with_shared,
 )
+from fedstrata.probes.measures.margins import MarginTerms, margin_terms, margins, mean_margin
 from fedstrata.probes.measures.neurons import Drift, neuron_drift
 from fedstrata.probes.measures.rates import RateSearch, search_rates
 from fedstrata.probes.measures.reading import BATCH, Labelled
@@ -65,6 +66,7 @@ __all__ = [
     "GradientTrace",
     "Labelled",
     "LayerSimilarity",
+    "MarginTerms",
     "RateSearch",
     "Variance",
     "VisitTable",
@@ -88,6 +90,9 @@ __all__ = [
     "gradient_variance_by_stratum",
     "input_noise",
     "layer_similarity",
+    "margin_terms",
+    "margins",
+    "mean_margin",
     "mean_wasserstein",
     "minibatch_cka",
     "neuron_drift",
