@@ -35,6 +35,13 @@ it. Kernels of convolutions take copies of weights and maps for themselves, up t
 ResNet-50, which no tensor shows; what was there before counts as less.
 """
 
+END = """\
+FedPart's deepest third of ResNet-18 is the row `deepest third` of `resnet18, sgd`: its goal is 60 %.
+`one` is the stratum in the middle, as in one of FedPart's rounds: what lies above it keeps what passes its
+gradient on, and no inputs of frozen convolutions. `first` is the stratum next to the input: so much takes a
+run of FedPart or `select` in which each stratum has its turn by itself, and as much as `all` in rounds of the
+whole network (`full_rounds`). A fleet's budgets leave out what a device has no room for."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -70,9 +77,10 @@ CASES = [
 
 
 def plans(strata: Sequence[Stratum]) -> dict[str, list[str]]:
-    """What trains: everything, the deepest third, and the stratum in the middle."""
+    """What trains: everything, the deepest third, the stratum in the middle, and the first one."""
     moving = [s for s in strata if not s.idle]
-    parts = {"all": moving, "deepest third": moving[-max(1, len(moving) // 3) :], "one": [moving[len(moving) // 2]]}
+    parts = {"all": moving, "deepest third": moving[-max(1, len(moving) // 3) :]}
+    parts |= {"one": [moving[len(moving) // 2]], "first": moving[:1]}
     return {name: [n for s in part for n in s.params] for name, part in parts.items()}
 
 
@@ -126,9 +134,7 @@ def main() -> None:
     for case in CASES:
         for row in rows(case):
             print(f"| {' | '.join(row)} |", flush=True)
-    print("\nFedPart's deepest third of ResNet-18 is the row `deepest third` of `resnet18, sgd`: its goal is 60 %.")
-    print("`one` is the stratum in the middle, as in one of FedPart's rounds: what lies above it keeps what passes its")
-    print("gradient on, and no inputs of frozen convolutions.")
+    print(f"\n{END}")
 
 
 if __name__ == "__main__":

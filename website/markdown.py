@@ -13,6 +13,7 @@ BOX = re.compile(r"(!!!|\?\?\?\+?|===!?) ")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 PAGES = {"CONTRIBUTING.md": "docs/contributing.md", "CHANGELOG.md": "docs/changelog.md", "README.md": "docs/index.md"}
 """Files of the repository → the page that shows them."""
+NOTEBOOK = re.compile(r"^examples/(\w+)\.ipynb$")
 DRAWING = re.compile(r'<img alt="([^"]*)" src="(?:[^"]*/)?img/(drawing-[\w-]+\.svg)"[^>]*>')
 
 
@@ -96,6 +97,7 @@ def move_links(text: str, source: str, place: str, root: Path) -> str:
         if not path or re.match(r"[a-z]+:", path):
             return link[0]
         where = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        where = NOTEBOOK.sub(lambda found: f"docs/tutorials/{found[1].replace('_', '-')}.md", where)
         if where == "docs/results" or where in PAGES:
             where = PAGES.get(where, "docs/results/index.md")
         elif not where.startswith("docs/"):

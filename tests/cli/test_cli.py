@@ -660,7 +660,7 @@ def test_the_live_view(terminal: bool, tmp_path: Path) -> None:
     federation = open_run(config(rounds=3), tmp_path / "[bold] :smile: [/]")
     federation.notes += ("data: a subset", "of it: half", "first", "second")
     on.print(console.header(federation, {"data": SETTINGS["dataset"]}))
-    told = shown(on)
+    told = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown(on))
     assert all(row in re.sub(r" +", " ", told) for row in ("note (data) a s", "note of it: half", "first", "second"))
     progress = build_progress(on, transient=True)
 

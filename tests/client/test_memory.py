@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fedstrata as fs
 from fedstrata.client.context import ClientContext
+from fedstrata.client.cpu_layouts import cpu_layouts
 from fedstrata.client.memory_forecast import MemoryForecast
 from fedstrata.client.train import train_client
 from fedstrata.core.optim import OPTIMIZERS, build_optimizer
@@ -109,6 +110,20 @@ def test_a_cnn_with_batch_norm_by_hand() -> None:
     # Of the frozen prefix nothing is kept: only what its forward pass holds for a moment, two maps, is there.
     assert head.from_here == measured(told, model, names[3:], x, y)
     assert rest + FLOAT * 2 * pixels <= head.from_here <= rest + FLOAT * (2 * pixels + 400)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norms_without_numbers_make_the_same_shapes(training: bool, layout: torch.memory_format) -> None:
+    aten, found = torch.ops.aten, []
+    for device in ("cpu", "meta"):
+        x, w = torch.ones(4, 6, 5, 7, device=device).contiguous(memory_format=layout), torch.ones(6, device=device)
+        with cpu_layouts():
+            out = aten.native_batch_norm.default(x, w, w, w.clone(), w.clone(), training, 0.1, 1e-5)
+            back = x, w, w, w, *out[1:], training, 1e-5, [True, True, False]
+            grads = aten.native_batch_norm_backward.default(torch.ones_like(x), *back)
+        found.append([t if t is None else (t.shape, t.stride(), t.dtype) for t in (*out, *grads)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", ["cnn2", "resnet8(width=4)", "unet(width=4)", "gpt(width=16, depth=1)", "tokengru"])

@@ -107,7 +107,7 @@ def run_page(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                         run_line(words, place)
     finally:
         for name in set(sys.modules) - before:
-            if _is_in(sys.modules[name], place):
+            if is_in(sys.modules[name], place):
                 del sys.modules[name]
 
 
@@ -121,6 +121,7 @@ def _write(snippet: Snippet, place: Path, typed: str) -> None:
         importlib.import_module(".".join(Path(snippet.title).with_suffix("").parts))
 
 
-def _is_in(module: object, place: Path) -> bool:
+def is_in(module: object, place: Path) -> bool:
+    """Whether a module is a file of that folder, which the next page may have another one of."""
     file = getattr(module, "__file__", None)
     return bool(file) and Path(str(file)).is_relative_to(place)

@@ -20,7 +20,8 @@ FIRST = [README, DOCS / "index.md", DOCS / "get-started.md", DOCS / "tour.md", *
 EXTRAS = {"README": ("transformers", "peft"), "tour": ("ray", "flwr", "cryptography", "matplotlib")}
 """Page → the packages of extras that it shows."""
 PAGES = sorted((*DOCS.rglob("*.md"), README, ROOT / "CONTRIBUTING.md"))
-LANGUAGES = {"python", "console", "toml", "text", "csv", "json"}
+LANGUAGES = {"python", "console", "toml", "text", "csv", "json", "py"}
+"""Of blocks; `py` is code of other libraries, which is not run."""
 
 
 @pytest.mark.slow

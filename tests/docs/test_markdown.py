@@ -46,6 +46,8 @@ def test_links_lead_to_pages() -> None:
         "[a](contributing.md#x) [b](runs.md) [c](results/index.md) `d` [e](https://a.b/c) [f](#g)"
     )
     assert move_links("[a](docs/runs.md#b)", "CONTRIBUTING.md", "contributing.md", ROOT) == "[a](runs.md#b)"
+    notebook = move_links("[a](../examples/01_my_data.ipynb#b)", "docs/speed.md", "speed.md", ROOT)
+    assert notebook == "[a](tutorials/01-my-data.md#b)"
     assert move_links("[a](nowhere.md)", "docs/runs.md", "runs.md", ROOT) == "[a](nowhere.md)"  # mkdocs refuses it
     block = "```text\n[a](../CONTRIBUTING.md)\n```\n"
     assert move_links(block, "docs/speed.md", "speed.md", ROOT) == block

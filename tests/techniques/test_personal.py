@@ -502,7 +502,8 @@ def test_moon_remembers_what_a_client_keeps_as_it_left_it() -> None:
     visit they would differ.
     """
     model, clients = shifted(norm=False)
-    runs = [fs.Federation(model, clients, method=f"lgfedavg + moon(mu={mu})", rounds=4, lr=0.2) for mu in (0.0, 5.0)]
+    how: dict[str, Any] = {"rounds": 4, "lr": 0.2, "engine": "serial"}
+    runs = [fs.Federation(model, clients, method=f"lgfedavg + moon(mu={mu})", **how) for mu in (0.0, 5.0)]
     plain, contrasted = (fed.fit() and fed.memory(0)[PERSONAL] for fed in runs)
     for name, tensor in plain.items():
         torch.testing.assert_close(contrasted[name], tensor, rtol=0, atol=1e-6)

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import fedstrata as fs
+from fedstrata.core.extras import EXTRAS
 from fedstrata.run import open_run, resume_run
 from fedstrata.runs.reader import SavedRun
 from fedstrata.tracking import tracker
@@ -395,7 +396,8 @@ def test_without_the_extra_nothing_is_made(
     kind = build_kind(name)
     monkeypatch.setitem(sys.modules, kind.package, None)
     assert fedstrata("run", "--out", tmp_path / "run", *options(), "--track", name) == 2
-    assert one_sentence(capsys) == f"{kind.title} needs the package {kind.package}: pip install 'fedstrata[{name}]'"
+    package = EXTRAS[name].packages[kind.package]
+    assert one_sentence(capsys) == f"{kind.title} needs the package {package}: pip install 'fedstrata[{name}]'"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedstrata.attack.asking import MOST, Progress, check_counts, check_search, last_of, step_counter, write_result
 from fedstrata.attack.contact_sheet import contact_sheet
 from fedstrata.attack.search import descend, feature_error, grey_images, psnr, ssim
 from fedstrata.attack.victim import Victim, open_victim
 from fedstrata.core.rng import generator
-from fedstrata.errors import UsageError, not_negative, positive
-from fedstrata.runs.files import disk_errors, write_atomic
+from fedstrata.errors import UsageError
 
 NOISE = (0.0, 0.01, 0.1, 0.5)
-MOST = 64
-"""Images that fit on a sheet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +27,11 @@ class AttackRow:
 
     Args:
         name: what they were rebuilt from.
-        noise: standard deviation of what was added to the statistics; None for the raw features.
+        noise: standard deviation of what was added to the statistics; None where there are none.
         images: (N, C, H, W), from 0 to 1.
         psnrs: in decibels, at most 100.
         ssims: at most 1.
-        errors: how far their features are from the target, ‖f − t‖² / ‖t‖².
+        errors: how far their features, or gradients, are from the target, ‖f − t‖² / ‖t‖².
     """
 
     name: str
@@ -100,15 +96,11 @@ class Inversion:
 
     def save(self, directory: str | Path) -> None:
         """Write sheet.png, the pictures, and invert.json, the figures."""
-        directory = Path(directory)
         title = f"client {self.client}, features after {self.split}"
         labels = ["original", *(f"{row.name}\n{row.psnr:.1f} dB, SSIM {row.ssim:.2f}" for row in self.rows)]
         columns = [f"{name}\n1 of {count:,}" for name, count in zip(self.classes, self.examples, strict=True)]
         picture = contact_sheet([self.originals, *(row.images for row in self.rows)], labels, columns, title)
-        with disk_errors(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / "sheet.png", picture)
-        write_atomic(directory / "invert.json", json.dumps(self.as_dict(), indent=2) + "\n")
+        write_result(Path(directory), ("invert.json", self.as_dict()), ("sheet.png", picture))
 
 
 def invert(
@@ -123,7 +115,7 @@ def invert(
     tv: float = 0.1,
     seed: int = 0,
     data_dir: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Inversion:
     """Rebuild a client's images from their features, and from the means of features that FedImpro would share.
 
@@ -147,17 +139,18 @@ def invert(
         UsageError: if something does not fit.
     """
     noise = tuple(dict.fromkeys(noise))
-    _check_arguments(images, noise, steps, lr, tv, seed)
+    check_counts(MOST, images=images)
+    check_search(steps, lr, tv, seed, noise)
     victim = open_victim(Path(directory), split, client, data_dir)
     originals, labels = victim.choose(images, seed)
     start = grey_images(tuple(originals.shape), generator(seed, "attack", "start"))
     goals = _goals(victim, originals, labels, noise, seed)
-    tick = _step_counter(progress, steps * len(goals))
+    tick = step_counter(progress, steps * len(goals))
     rows = []
     for goal in goals:
         goal.check_finite(victim.place)
         search = descend(goal.look, goal.target, start, steps=steps, lr=lr, tv=tv)
-        rows.append(goal.rate(_last_of(search, tick), originals))
+        rows.append(goal.rate(last_of(search, tick), originals))
     counts = victim.counts()
     settings = {"images": images, "noise": list(noise), "steps": steps, "lr": lr, "tv": tv, "seed": seed}
     return Inversion(
@@ -204,38 +197,6 @@ def _goals(victim: Victim, originals: Tensor, labels: Sequence[int], noise: Sequ
         _Goal("from features", None, victim.low_features, own),
         *(_Goal(f"from statistics, noise {level:g}", level, victim.shared_statistics, each) for level, each in targets),
     ]
-
-
-def _step_counter(progress: Callable[[int, int], None] | None, total: int) -> Callable[[], None]:
-    """A function to call after every step, which reports how many there have been."""
-    steps = count(1)
-
-    def tick() -> None:
-        done = next(steps)
-        if progress is not None:
-            progress(done, total)
-
-    return tick
-
-
-def _last_of(search: Iterator[Tensor], tick: Callable[[], None]) -> Tensor:
-    """The images after the last step of a search, which takes one at least."""
-    for images in search:
-        rebuilt = images
-        tick()
-    return rebuilt
-
-
-def _check_arguments(images: int, noise: Sequence[float], steps: int, lr: float, tv: float, seed: int) -> None:
-    for name, value, most in (("images", images, MOST), ("steps", steps, 10**6)):
-        if not isinstance(value, int) or not 1 <= value <= most:
-            raise UsageError(f"{name} must be a whole number from 1 to {most:,}, not {value}")
-    if not isinstance(seed, int) or seed < 0:
-        raise UsageError(f"seed must be a whole number, 0 or more, not {seed}")
-    positive("the attack", lr=lr)
-    not_negative("the attack", tv=tv)
-    for level in noise:
-        not_negative("the attack", noise=level)
 
 
 def _noisy_statistics(victim: Victim, labels: Sequence[int], noise: Sequence[float], seed: int) -> list[Tensor]:

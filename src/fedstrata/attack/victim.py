@@ -15,6 +15,7 @@ from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import generator
+from fedstrata.core.task import Task
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.partitions import describe
 from fedstrata.errors import UsageError
@@ -92,15 +93,7 @@ class Victim:
 
     def choose(self, count: int, seed: int) -> tuple[Tensor, list[int]]:
         """(images, their classes), at random, the client's classes in turn; fewer if it has not so many."""
-        labels = self.data.labels()
-        order = torch.randperm(len(labels), generator=generator(seed, "attack", "images"))
-        turns: dict[int, int] = {}
-        ranked = []
-        for index in order.tolist():
-            label = int(labels[index])
-            turns[label] = turns.get(label, -1) + 1
-            ranked.append((turns[label], label, index))
-        taken = [index for _, _, index in sorted(ranked)[:count]]
+        taken = draw_in_turns(self.data.labels(), count, seed)
         inputs, found = self.data.batch(torch.tensor(taken))
         return self.pixels.pixels(inputs.float()), [int(label) for label in found]
 
@@ -122,37 +115,90 @@ class Victim:
         return {label: (total / counts[label]).float() for label, total in sorted(sums.items())}
 
 
+def draw_in_turns(labels: Tensor, count: int, seed: int) -> list[int]:
+    """The places of some examples, at random, the classes in turn; fewer if there are not so many."""
+    order = torch.randperm(len(labels), generator=generator(seed, "attack", "images"))
+    turns: dict[int, int] = {}
+    ranked = []
+    for index in order.tolist():
+        label = int(labels[index])
+        turns[label] = turns.get(label, -1) + 1
+        ranked.append((turns[label], label, index))
+    return [index for _, _, index in sorted(ranked)[:count]]
+
+
+@dataclass(frozen=True, eq=False)
+class RunClient:
+    """A client of a finished run.
+
+    Args:
+        config: the run's.
+        dataset: the run's.
+        task: what is learnt.
+        train: everybody's training examples, with targets as the task reads them.
+        number: the client's.
+        data: its examples.
+        classes: the names of all classes; none where examples have no class.
+    """
+
+    config: RunConfig
+    dataset: Dataset
+    task: Task
+    train: TensorExamples
+    number: int
+    data: TensorExamples
+    classes: tuple[str, ...]
+
+
+def open_client(directory: Path, client: int | None, data_dir: str | None, classes: bool) -> RunClient:
+    """Read a finished run, and choose a client: by its number, else by how many classes, or examples, it has.
+
+    Raises:
+        UsageError: if there is no finished run, or, where the attack needs `classes`, no class for every example.
+    """
+    config = _read_config(directory, data_dir)
+    dataset, parts = deal(config)
+    task = build_task(config.task or dataset.task)
+    if classes and not task.has_labels:
+        raise UsageError(f"the attack needs a class for every example, and the task '{task.name}' has none")
+    train = replace(dataset.train, y=task.read_targets(dataset.train.y, config.dataset))
+    names = _class_names(dataset, train) if task.has_labels else ()
+    chosen = _choose_client(client, train, len(names), training_parts(config, dataset, parts))
+    return RunClient(config, dataset, task, train, *chosen, names)
+
+
 def open_victim(directory: Path, split: str | int | None, client: int | None, data_dir: str | None) -> Victim:
     """Read a finished run.
 
     Raises:
         UsageError: if there is no finished run, or it cannot be attacked, or not at this split.
     """
-    config = _read_config(directory, data_dir)
-    impro = next((t for t in method(config.method).techniques if isinstance(t, FedImpro)), None)
+    own = _read_config(directory, data_dir).method
+    impro = next((t for t in method(own).techniques if isinstance(t, FedImpro)), None)
     if split is None:
         if impro is None:
             raise UsageError(
-                f"the run's method, {config.method}, does not cut the model: say where to cut it, as in split='layer1'"
+                f"the run's method, {own}, does not cut the model: say where to cut it, as in split='layer1'"
             )
         split = impro.split
-    dataset, parts = deal(config)
-    task = build_task(config.task or dataset.task)
-    if not task.has_labels:
-        raise UsageError(f"the attack needs a class for every example, and the task '{task.name}' has none")
-    if isinstance(dataset.train.x, Parts) or len(dataset.input_shape) != 3:
-        raise UsageError(f"only images can be rebuilt, and the examples of {config.dataset} are not images")
-    train = replace(dataset.train, y=task.read_targets(dataset.train.y, config.dataset))
-    names = _class_names(dataset, train)
-    model = final_model(directory, config, dataset).eval().requires_grad_(False)
+    found = open_client(directory, client, data_dir, classes=True)
+    if not has_images(found.dataset):
+        raise UsageError(f"only images can be rebuilt, and the examples of {found.config.dataset} are not images")
+    model = final_model(directory, found.config, found.dataset).eval().requires_grad_(False)
     return Victim(
         model,
         cut_place(split, model, strata(model), "the split"),
         "element" if impro is None else impro.per,
-        Pixels.of(dataset.train),
-        *_choose_client(client, train, len(names), training_parts(config, dataset, parts)),
-        names,
+        Pixels.of(found.dataset.train),
+        found.number,
+        found.data,
+        found.classes,
     )
+
+
+def has_images(dataset: Dataset) -> bool:
+    """True if its inputs are images."""
+    return not isinstance(dataset.train.x, Parts) and len(dataset.input_shape) == 3
 
 
 def _class_names(dataset: Dataset, train: TensorExamples) -> tuple[str, ...]:
@@ -185,6 +231,8 @@ def _choose_client(
     client: int | None, train: TensorExamples, classes: int, parts: Sequence[Tensor]
 ) -> tuple[int, TensorExamples]:
     """The client with that number, else the one with most classes, and of these with most examples."""
+    if client is None and not classes:
+        client = max(range(len(parts)), key=lambda k: (len(parts[k]), -k))
     if client is None:
         counts = describe(parts, train.labels(), classes).counts
         kinds, sizes = (counts > 0).sum(0).tolist(), counts.sum(0).tolist()

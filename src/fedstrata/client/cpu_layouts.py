@@ -13,16 +13,21 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_ATEN = torch.ops.aten
+
 
 @contextmanager
 def cpu_layouts() -> Iterator[None]:
-    """Inside, convolutions and group norms on the device meta make the tensors that they make on the CPU."""
-    with _Convolutions(), _GroupNorms():
+    """Inside, convolutions and norm layers on the device meta make the tensors that they make on the CPU."""
+    with _Kernels(), _GroupNorms():
         yield
 
 
-class _Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, convolutions put out the layout that they do on the CPU: some layers copy others."""
+class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, convolutions and batch norms put out the layout that they do on the CPU: some layers copy others.
+
+    Of batch norms torch would work out on meta every step of the formula, which is most of a step's time there.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -32,13 +37,37 @@ class _Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # as in `FlopCount`: torch would import its compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is not torch.ops.aten.convolution.default or out.dim() != 4:
-            return out
-        if torch.channels_last not in map(suggest_memory_format, args[:2]):
-            return out
-        _, c, h, w = out.shape
-        return out.as_strided(out.shape, (c * h * w, 1, c * w, c))
+        kwargs = kwargs or {}
+        if func is _ATEN.native_batch_norm.default and _is_meta(args[0]):
+            return _batch_norm(*args, **kwargs)
+        if func is _ATEN.native_batch_norm_backward.default and _is_meta(args[0]):
+            return _batch_norm_backward(*args, **kwargs)
+        out = func(*args, **kwargs)
+        return _lay_out(out, args[:2]) if func is _ATEN.convolution.default and out.dim() == 4 else out
+
+
+def _is_meta(tensor: Tensor) -> bool:
+    return tensor.device.type == "meta"
+
+
+def _lay_out(out: Tensor, given: Sequence[Tensor]) -> Tensor:
+    """A convolution's output in the layout that its input and its weight ask for."""
+    if torch.channels_last not in map(suggest_memory_format, given):
+        return out
+    _, c, h, w = out.shape
+    return out.as_strided(out.shape, (c * h * w, 1, c * w, c))
+
+
+def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: float) -> Any:
+    """(output, mean, deviation) by the shapes alone; not in training, when a gradient needs the running ones."""
+    size = x.shape[1] if training else 0
+    return torch.empty_like(x), x.new_empty(size), x.new_empty(size)
+
+
+def _batch_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> Any:
+    """The gradients that are asked for of (input, weight, bias)."""
+    made = torch.empty_like(x), x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+    return tuple(tensor if asked else None for tensor, asked in zip(made, rest[-1], strict=True))
 
 
 class _GroupNorms(TorchFunctionMode):
@@ -58,7 +87,7 @@ def _group_norm(
     x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """`F.group_norm` by the shapes alone."""
-    if x.device.type != "meta":
+    if not _is_meta(x):
         return F.group_norm(x, groups, weight, bias, eps)
     x = x.contiguous(memory_format=suggest_memory_format(x))
     out: Tensor = _ShapesOfGroupNorm.apply(x, groups, weight, bias)  # type: ignore[no-untyped-call]

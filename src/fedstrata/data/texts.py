@@ -91,6 +91,16 @@ class TextReader:
         parts = {"input_ids": torch.from_numpy(ids), MASK: torch.from_numpy(mask.astype(np.int64))}
         return Parts(parts, named=True), torch.from_numpy(counts)
 
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """The tokens that stand for no part of a text."""
+        return frozenset(self._tokenizer.all_special_ids)
+
+    def words(self, tokens: Sequence[int]) -> list[str]:
+        """Tokens as they are written."""
+        written: list[str] = self._tokenizer.convert_ids_to_tokens(list(tokens))
+        return written
+
     def read(self, texts: Sequence[str], labels: Any) -> TensorExamples:
         """Examples of texts with their labels, or with their own next tokens."""
         x, _ = self.tokenize(texts)

@@ -36,11 +36,16 @@ class MemoryCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage()._cdata for t in _tensors([args, (kwargs or {}).values()])}
-        for tensor in _tensors([out]):
+        given: set[int] | None = None
+        for tensor in _tensors((out,)):
             storage = tensor.untyped_storage()
-            if tensor.dim() and storage._cdata not in given and storage._cdata not in self._held:
-                self._take(storage, storage._cdata, storage.nbytes())
+            key = storage._cdata
+            if key in self._held or not tensor.dim():
+                continue
+            if given is None:
+                given = {t.untyped_storage()._cdata for t in _tensors((*args, *kwargs.values()) if kwargs else args)}
+            if key not in given:
+                self._take(storage, key, storage.nbytes())
         return out
 
     def _take(self, storage: torch.UntypedStorage, key: int, size: int) -> None:
@@ -55,13 +60,15 @@ class MemoryCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.live)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among values, and in lists of them."""
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among values, and in tuples and lists of them, which are all that operations take and return."""
+    found = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
-        elif not isinstance(value, str) and isinstance(value, Iterable):
-            yield from _tensors(value)
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += _tensors(value)
+    return found
 
 
 def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
