@@ -44,6 +44,7 @@ LONGEST = (
     "diagnosis/test_diagnosis.py",
     "aggregation/test_robust.py",
     "report/test_browser.py",
+    "tuning/test_tuning.py",
     "tracking/test_trackers.py",
     "tracking/test_real_libraries.py",
     "compare/test_compare.py",
@@ -63,7 +64,7 @@ LONGEST = (
 
 Clusters and deployments mostly wait, and take turns with what uses the processor.
 """
-SLOW_FIXTURES = frozenset({"on_ray", "deployed", "browser", "made", "told", "offline"})
+SLOW_FIXTURES = frozenset({"on_ray", "deployed", "browser", "made", "told", "offline", "searched"})
 """What takes long to make: whatever needs one of them is slow, too."""
 SEARCHED = HERE / "probes/test_similarity.py"
 """Tests of what a map of features shows; all others look at whether there is one, and whose points are on it."""

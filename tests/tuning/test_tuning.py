@@ -206,6 +206,7 @@ def test_who_goes_on_is_who_does_in_optuna(lower: bool) -> None:
     assert 5 < sum(decisions) < 25
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_it_falls_short(tmp_path: Path) -> None:
     """In a process of its own, too; its rounds are kept, and nothing claims that it has finished."""
     config = validate_settings(RunConfig, SMALL)
@@ -262,7 +263,9 @@ def test_what_is_reported(searched: tuple[Path, TunedComparison]) -> None:
     entries = [{**row.run.own, "method": row.run.config.method, "label": row.method} for row in found.comparison.rows]
     again = compare({**SMALL, "method": entries, "seed": [0, 1]}, out, run=False)
     assert [row.results for row in again.rows] == [row.results for row in found.comparison.rows]
-    assert "judged on 20 % of the training examples" in found.comparison.as_dict()["tuning"]
+    told = found.comparison.as_dict()["tuning"]
+    assert "judged on 20 % of the training examples" in told
+    assert f"chosen: fedavg: lr={found.tuned.methods[0].best_trial.values['lr']}; fedprox: lr=" in told
 
 
 class Interrupted(KeyboardInterrupt):
@@ -284,14 +287,14 @@ def test_nothing_is_lost_nor_changed_by_interruptions(searched: tuple[Path, Tune
 
     values = {**SMALL, "method": METHODS, "seed": [0, 1]}
     stops = 0
-    for count in (1, 3, 20, 40):
+    for count in (2, 25):
         with pytest.raises(Stopped, match="the same command goes on"):
             tune(values, SEARCH, tmp_path, budget=BUDGET, on_news=stop_after(count))
         stops += 1
     storage = open_storage(tmp_path / "search")
     first = plan_search(values, SEARCH, BUDGET).candidates[0]
     MethodSearch(storage, first, BUDGET, lower=False, rounds=6).next_batch()  # and then the power went
-    assert stops == 4
+    assert stops == 2
     assert str(tune(values, SEARCH, tmp_path, budget=BUDGET).tuned) == str(searched[1].tuned)
     assert read_tuned(tmp_path) == read_tuned(searched[0])
 

@@ -159,12 +159,15 @@ def settings_text(comparison: Comparison) -> str:
 
 def _exception_texts(comparison: Comparison) -> list[str]:
     """Settings that only some methods set: the others' value, and theirs."""
-    configs = {row.method: (row.run.config, row.run.own) for row in comparison.rows}
-    names = dict.fromkeys(n for _, own in configs.values() for n in own if n not in comparison.plan.common)
+    names = dict.fromkeys(n for row in comparison.rows for n in row.run.own if n not in comparison.plan.common)
     texts = []
     for name in names:
-        common = [str(getattr(config, name)) for config, own in configs.values() if name not in own][:1]
-        own_ones = [f"{getattr(config, name)} for {label}" for label, (config, own) in configs.items() if name in own]
+        common = [str(getattr(row.run.config, name)) for row in comparison.rows if name not in row.run.own][:1]
+        by_method: dict[str, dict[str, None]] = {}  # under other settings a method may have been tuned otherwise
+        for row in comparison.rows:
+            if name in row.run.own:
+                by_method.setdefault(row.method, {})[str(getattr(row.run.config, name))] = None
+        own_ones = [f"{' or '.join(values)} for {label}" for label, values in by_method.items()]
         texts.append(f"{name} {', '.join(common + own_ones)}")
     return texts
 

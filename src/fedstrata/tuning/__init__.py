@@ -96,6 +96,6 @@ def report_best(
     """
     plan, tuned = walk.best_plan(), walk.tuned
     found = tabulate(plan, run_missing(plan, jobs, on_news) if run else None)
-    result = TunedComparison(tuned, replace(found, tuning=tuned.how), failures)
+    result = TunedComparison(tuned, replace(found, tuning=f"{tuned.how}; chosen: {tuned.choices}"), failures)
     write_page(tuned, result.comparison, walk.out)
     return result

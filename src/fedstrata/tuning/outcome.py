@@ -113,17 +113,26 @@ class Tuned:
     def __str__(self) -> str:
         return "\n".join(f"{method.name}: {self.best_text(method)}" for method in self.methods)
 
+    @property
+    def choices(self) -> str:
+        """The best values of every method, in one line."""
+        told = [(method, method.best_trial) for method in self.methods]
+        return "; ".join(f"{method.name}: {_assignments(best)}" for method, best in told if best is not None)
+
     def best_text(self, method: TunedMethod) -> str:
         """A method's best values and what they reached."""
         best = method.best_trial
         if best is None:
             return "nothing to search" if not method.spaces else "no trial is complete"
-        values = ", ".join(f"{name}={value}" for name, value in best.values.items())
-        return f"{values} ({metric_text(self.metric, best.score)} on validation data)"
+        return f"{_assignments(best)} ({metric_text(self.metric, best.score)} on validation data)"
 
     def write(self, folder: Path) -> None:
         """Write tune.json."""
         write_atomic(folder / FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def _assignments(trial: TriedTrial) -> str:
+    return ", ".join(f"{name}={value}" for name, value in trial.values.items())
 
 
 _TUNED = TypeAdapter(Tuned)

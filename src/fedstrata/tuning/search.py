@@ -50,9 +50,16 @@ class Search:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """(how many trials there will be, how many are over)."""
+        """(how many trials there will be, how many have ended): also those of a batch that has not."""
         known = [search for search in self._searches if search is not None]
-        return len(known) * self.plan.budget.trials, sum(len(search.trials) for search in known)
+        ended = sum(len(search.trials) + sum(self._has_ended(search, n) for n in search.begun) for search in known)
+        return len(known) * self.plan.budget.trials, ended
+
+    def _has_ended(self, search: MethodSearch, number: int) -> bool:
+        try:
+            return _is_over(self._run(search, number, search.values_of(number)))
+        except UsageError:
+            return False
 
     def run(self, jobs: int = 1) -> dict[Path, FedstrataError]:
         """Spend the budget of every method; a method of which a trial fails is left as it is.

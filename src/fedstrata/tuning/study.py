@@ -123,6 +123,12 @@ class MethodSearch:
     def _frozen(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)[: self._budget.trials]
 
+    @property
+    def begun(self) -> list[int]:
+        """The numbers of trials that have begun and are not over, but for one that was killed as it began."""
+        open_ones = (trial for trial in self._frozen() if trial.state.name == "RUNNING")
+        return [trial.number for trial in open_ones if self.candidate.spaces.keys() <= trial.params.keys()]
+
     def values_of(self, number: int) -> dict[str, Any]:
         """What a trial that has begun tries."""
         frozen = self._study.get_trials(deepcopy=False)[number]
