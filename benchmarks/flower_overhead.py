@@ -337,15 +337,12 @@ def extra(deployed: Deployment, name: str, rounds: int, repeats: int) -> dict[st
 def deploy(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All rows, on one deployment."""
     often = options.rounds, options.repeats
-    with tempfile.TemporaryDirectory() as directory:
-        deployment = Deployment(Path(directory), counted=True)
-        deployment.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # every message starts a process, which imports
-        with deployment as deployed:
-            deployed.register(*range(NODES))
-            for number in range(NODES):
-                deployed.node(number)
-            rows = [row for name in options.models for row in measure(deployed, name, *often)]
-            return rows + [extra(deployed, name, *often) for name in options.extras]
+    with tempfile.TemporaryDirectory() as directory, Deployment(Path(directory)) as deployed:
+        deployed.register(*range(NODES))
+        for number in range(NODES):
+            deployed.node(number)
+        rows = [row for name in options.models for row in measure(deployed, name, *often)]
+        return rows + [extra(deployed, name, *often) for name in options.extras]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
+import fedstrata as fs
 from fedstrata.compare import compare, plan
 from fedstrata.compare.runner import missing
 from fedstrata.diagnosis import Remedy
@@ -125,3 +128,37 @@ def test_packed_runs_count_as_finished_elsewhere(tmp_path: Path) -> None:
     assert [run.config.seed for run in left] == [2]
     with pytest.raises(SystemExit, match="holds no finished run"):
         module.pack(tmp_path / "here" / "unfinished", tmp_path / "three.tar.xz")
+
+
+def test_a_study_of_adapters_is_told_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From summaries that are there: the better rate, the paired interval, models of clients' own judged apart."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    adapters = load("adapters.py")
+    for row in adapters.ROWS.values():
+        fs.method(row.method)
+    tables = adapters.Tables(("sst-2",), (0, 1, 2), tmp_path, "minilm", ("LoRA", "RoLoRA", "FedSA-LoRA"))
+    assert tables.plan().startswith("24 runs (6 of them to choose rates)")
+    assert "0 of 9 runs" in tables.table("sst-2", 0.1)
+
+    def write(job: Any, accuracy: float, own: float) -> None:
+        where = job.directory(tmp_path)
+        where.mkdir(parents=True)
+        costs = {"bytes_up": 4e6, "flops": 3e12, "training_memory": 2e8, "seconds": 60.0}
+        method = adapters.ROWS[job.row].method
+        whole = {"accuracy": accuracy, "fairness": {"mean": own}, "diverged": None, "method": method, "costs": costs}
+        (where / "summary.json").write_text(json.dumps(whole))
+
+    for job in tables.tuning("sst-2"):
+        write(job, 0.6 + 0.1 * job.rate, 0.9 - 0.1 * job.rate)
+    rates = tables.best_rates("sst-2")
+    assert rates == {"LoRA": 1.0, "RoLoRA": 1.0, "FedSA-LoRA": 0.2}
+    gains = {"LoRA": (0.0, 0.0, 0.0), "RoLoRA": (0.02, 0.03, 0.04), "FedSA-LoRA": (0.1, -0.1, 0.06)}
+    for job in tables.reported("sst-2", 0.1, rates):
+        gain = gains[job.row][job.seed]
+        write(job, 0.7 + gain, 0.8 + gain)
+    lines = {line.split(" | ")[0].strip("| "): line for line in tables.table("sst-2", 0.1).splitlines()}
+    half = 100 * 0.01 * 2.919986 / 3**0.5  # t of two degrees of freedom, two-sided 90 %
+    assert f"+3.0 [{3 - half:+.1f}, {3 + half:+.1f}] | above" in lines["RoLoRA"]
+    assert "| – | 82.0 ± 10.6 | +2.0 [" in lines["FedSA-LoRA"]
+    assert "not decided" in lines["FedSA-LoRA"]
+    assert "4.0 MB | 3 TFLOP | 200.0 MB | 60 |" in lines["LoRA"]

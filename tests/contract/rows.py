@@ -31,6 +31,7 @@ from fedstrata.techniques.fedsalora import FedSALoRA
 from fedstrata.techniques.fedspeed import FedSpeed
 from fedstrata.techniques.ffalora import FFALoRA
 from fedstrata.techniques.finetune import FineTune
+from fedstrata.techniques.flasc import FLASC
 from fedstrata.techniques.flora import FLoRA
 from fedstrata.techniques.hetlora import HetLoRA
 from fedstrata.techniques.hlora import HLoRA
@@ -135,5 +136,6 @@ ADAPTER_ROWS = [
     Row(HetLoRA(), HetLoRA(by="weight"), order_free=False),
     Row(HLoRA(), None, order_free=False),
     Row(FLoRA(), None, order_free=False),
+    Row(FLASC(up=0.4, down=0.6), FLASC(up=1.0, down=1.0)),
 ]
 """Techniques for models with low-rank adapters, which `test_adapters.py` asks what the matrix asks of all others."""

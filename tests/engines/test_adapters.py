@@ -161,6 +161,25 @@ class Residual(fs.Technique):
         return {**delta, self.weight: torch.full_like(round.params[self.weight], 0.01)}, state
 
 
+def test_sites_with_fewer_blocks_and_lower_ranks(world: dict[str, Any]) -> None:
+    """What a client lacks is not sent, nor is the base; a block that some hold is averaged over these."""
+    name = world["model"].removesuffix(")")
+    archs = f"{name}, blocks=1) + lora(r=1, targets='query,value')*2; {world['model']} + {LORA}*2"
+    changes = {"model": "", "adapter": None, "archs": archs, "method": "hetlora", "participation": 4, "rounds": 2}
+    serial, wired = (run(world, engine=engine, **changes) for engine in ("serial", "wire"))
+    check_same(wired, serial)
+    own, _ = sizes(serial)
+    numbers = 4 * (1 * 2 * 2 * 16 + 3 * 17)  # of the low ones: A and B of two layers, and the head
+    assert 2 * (own + numbers) < serial.records[1].bytes_up < 2 * (own + numbers) + 4 * 1500
+    assert (
+        serial._server.owners(next(n for n in serial.state.params if "layer.1.attention.self.query.lora_A" in n)) == 2
+    )
+    assert len(serial.records[1].arch_accuracy) == 2
+    for wrong in (0, 3):
+        with pytest.raises(UsageError, match=f"blocks must be from 1 to the 2 that it has, not {wrong}"):
+            fs.build_model(f"{name}, blocks={wrong})", (8,), 3)
+
+
 def test_resumed(world: dict[str, Any], reference: fs.Federation, tmp_path: Path) -> None:
     fed = open_run(config(**world, engine="serial", checkpoint_seconds=0.0), tmp_path / "run")
     rounds = fed.rounds()

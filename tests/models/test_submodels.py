@@ -15,9 +15,9 @@ from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.errors import UsageError
 from fedstrata.models.isolated_architectures import isolate_architectures
 from fedstrata.models.registry import build_model
-from fedstrata.models.submodels import deepest, groups, shares
+from fedstrata.models.submodels import deepest, groups, shares, split_adapter
 from fedstrata.run import open_run
-from tests.small_runs import fedstrata, one_sentence
+from tests.small_runs import config, fedstrata, one_sentence
 
 DEPTHS = "resnet10(width=2); resnet14(width=2); resnet18(width=2)"
 RUN: dict[str, Any] = {"archs": DEPTHS, "clients": 6, "rounds": 2, "steps": 1, "partition": "iid", "workers": 1}
@@ -216,3 +216,39 @@ def test_clients_are_judged_by_their_own_part() -> None:
     with torch.no_grad():
         right = (branch(x).argmax(1) == y).float().mean().item()
     assert federation.records[-1].client_accuracy[0] == pytest.approx(right, abs=1e-6)
+
+
+def test_adapters_after_a_plus() -> None:
+    """In shares, with weights, and with a plus inside of a text; several of them, or unknown ones, are refused."""
+    assert shares("mlp + lora(r=2)*3; mlp(hidden=(8,)) + lora; cnn2") == {
+        "mlp + lora(r=2)": 0.6,
+        "mlp(hidden=(8,)) + lora": 0.2,
+        "cnn2": 0.2,
+    }
+    assert split_adapter("hf('a+b') + lora(targets='q,v')") == ("hf('a+b')", "lora(targets='q,v')")
+    assert split_adapter("mlp") == ("mlp", None)
+    for wrong, why in {
+        "mlp + lora + ia3": "names several adapters",
+        "mlp + lorra": "there is no adapter 'lorra'",
+        "mlp + lora(rank=2)": "adapter 'lora' has no argument 'rank'",
+        "lora(r=2) + mlp": "there is no model 'lora'",
+    }.items():
+        with pytest.raises(fs.UsageError, match=why):
+            shares(wrong)
+
+
+def test_a_run_of_several_ranks_and_depths(tmp_path: Path) -> None:
+    """From the command's settings to a file and back; a shallow model's drawn base is the deep one's."""
+    pytest.importorskip("peft", reason="the extra peft is not installed")
+    archs = "mlp(hidden=(8,)) + lora(r=1)*2; mlp(hidden=(8, 8)) + lora(r=2); mlp(hidden=(8, 8)) + lora(r=4)"
+    made = config(model="", archs=archs, method="hetlora", clients=4, rounds=1, partition="iid")
+    fed = open_run(made, tmp_path / "run")
+    assert [fed.sampler.arch_of(client) for client in range(4)].count("mlp(hidden=(8,)) + lora(r=1)") == 2
+    record = next(fed.rounds())
+    assert len(record.arch_accuracy) == 3
+    assert "lora(r=1)*2" in (tmp_path / "run" / "run.toml").read_text()
+    base = {name: held.base for name, held in fed._server.architectures.items()}
+    assert all(n in base[""] for names in base.values() for n in names)
+    for arch in base:
+        own = fed._context.base(arch)
+        assert all(torch.equal(p, fed.state.params[n]) for n, p in own.items())

@@ -369,7 +369,7 @@ class Technique:
         """Server, for every assignment: narrow what trains and travels, or the `work`.
 
         The fields to narrow are `trains`, `uploads`, `upload_buffers` and `update_buffers`; `turns` let a visit train
-        one part of the model after the other.
+        one part of the model after the other; `params` may get zeros, of which none travel where `sparse` names them.
 
         `strata` are the server model's, in order, as far as there is something in them to train and no other technique
         has it `fixed`; a client's sub-model may lack some, and names that it lacks do no harm. `state` is what this

@@ -112,6 +112,7 @@ class Assignment:
         method: digest of the method that the server runs.
         rounds: number of rounds of the run.
         run_seed: of the run, the same in every assignment.
+        sparse: names of parameters of which only the numbers that are not zero travel down.
         staleness: how many rounds were closed between the one that it is of and the one that its update counts in; only
             the server knows, and it does not travel.
     """
@@ -135,6 +136,7 @@ class Assignment:
     run_seed: int = 0
     turns: tuple[Turn, ...] = ()
     staleness: int = 0
+    sparse: tuple[str, ...] = ()
 
     @property
     def works(self) -> tuple[Work, ...]:

@@ -31,6 +31,7 @@ from fedstrata.techniques.fedsalora import FedSALoRA
 from fedstrata.techniques.fedspeed import FedSpeed
 from fedstrata.techniques.ffalora import FFALoRA
 from fedstrata.techniques.finetune import FineTune
+from fedstrata.techniques.flasc import FLASC
 from fedstrata.techniques.flora import FLoRA
 from fedstrata.techniques.hetlora import HetLoRA
 from fedstrata.techniques.hlora import HLoRA
@@ -93,6 +94,7 @@ TECHNIQUES: Registry = {
     "hetlora": HetLoRA,
     "hlora": HLoRA,
     "flora": FLoRA,
+    "flasc": FLASC,
     "centralised": Centralised,
     "local": Local,
 }

@@ -10,10 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedstrata.core.bits import count_bytes, find_bits, pack_bits
 from fedstrata.core.citation import Paper
 from fedstrata.core.encoding import Encoder, Malformed, Step, VectorForm, check_vector
 from fedstrata.core.lazy import torch
 from fedstrata.core.technique import Setting
+from fedstrata.core.types import Stratum
 from fedstrata.errors import UsageError
 from fedstrata.models.parts import check_pairs, check_rates, rate_of
 
@@ -36,9 +38,6 @@ PAPERS = (
     ),
 )
 
-BITS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Of a byte, the first one first."""
-
 
 def find_largest(vector: Tensor, k: int) -> Tensor:
     """The places of the k numbers of largest size, in order; of those that are alike the first ones.
@@ -59,7 +58,7 @@ def place_type(length: int) -> torch.dtype:
 
 def is_mapped(length: int, k: int) -> bool:
     """True if a bit for every number takes no more bytes than k places."""
-    return -(-length // 8) <= k * place_type(length).itemsize
+    return count_bytes(length) <= k * place_type(length).itemsize
 
 
 def pack_places(places: Tensor, length: int) -> Tensor:
@@ -69,9 +68,7 @@ def pack_places(places: Tensor, length: int) -> Tensor:
     if not is_mapped(length, len(places)):
         dtype = place_type(length)
         return (places + torch.iinfo(dtype).min).to(dtype)
-    bits = torch.zeros(-(-length // 8) * 8, dtype=torch.uint8)
-    bits[places] = 1
-    return (bits.view(-1, 8) * torch.tensor(BITS, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
+    return pack_bits(places, length)
 
 
 def read_places(packed: Tensor, length: int, k: int) -> Tensor:
@@ -84,8 +81,8 @@ def read_places(packed: Tensor, length: int, k: int) -> Tensor:
         check_vector("places", packed, torch.uint8, 0)
         return torch.arange(length)
     if is_mapped(length, k):
-        check_vector("places", packed, torch.uint8, -(-length // 8))
-        places = (packed[:, None] & torch.tensor(BITS, dtype=torch.uint8)).view(-1).nonzero().view(-1)
+        check_vector("places", packed, torch.uint8, count_bytes(length))
+        places = find_bits(packed)
         if len(places) != k:
             raise Malformed(f"places are {len(places)} instead of {k}")
     else:
@@ -99,8 +96,38 @@ def read_places(packed: Tensor, length: int, k: int) -> Tensor:
     return places
 
 
+class LargestNumbers(Encoder):
+    """Of every stratum's change a share travels, its largest numbers, and beside them their places."""
+
+    step: ClassVar[Step] = "select"
+
+    def share_of(self, stratum: Stratum) -> float:
+        """The share of a stratum's numbers that travels, rounded up."""
+        raise NotImplementedError
+
+    def count_encoded(self, form: VectorForm) -> int:
+        """⌈share·d⌉, of at least one number."""
+        return min(form.length, max(1, math.ceil(round(self.share_of(form.stratum) * form.length, 6))))
+
+    def encode(self, vector: Tensor, form: VectorForm, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The largest numbers, and their places."""
+        k = self.count_encoded(form)
+        places = torch.arange(k) if k == form.length else find_largest(vector, k)
+        return vector[places], pack_places(places, form.length)
+
+    def decode(self, encoded: Tensor, beside: Tensor, form: VectorForm) -> Tensor:
+        """The vector, with zeros where nothing travelled."""
+        name, k = form.stratum.name, self.count_encoded(form)
+        check_vector(f"its chosen numbers of '{name}'", encoded, form.dtype, k)
+        try:
+            places = read_places(beside, form.length, k)
+        except Malformed as error:
+            raise Malformed(f"its chosen numbers' {error}, in '{name}'") from None
+        return torch.zeros(form.length, dtype=form.dtype).index_copy_(0, places, encoded)
+
+
 @dataclass(frozen=True, kw_only=True)
-class TopK(Encoder):
+class TopK(LargestNumbers):
     """Of every stratum's change the largest numbers alone travel: C(e_k + Δ_k); e_k ← e_k + Δ_k − C(e_k + Δ_k).
 
     C keeps the ⌈share·d⌉ numbers of largest size of the d that travel of a stratum, and sets the others to 0; up travel
@@ -122,7 +149,6 @@ class TopK(Encoder):
 
     name: ClassVar[str] = "topk"
     papers: ClassVar[tuple[Paper, ...]] = PAPERS
-    step: ClassVar[Step] = "select"
     share: float = 0.01
     feedback: bool = True
     rates: tuple[Any, ...] = ()
@@ -138,23 +164,7 @@ class TopK(Encoder):
         if setting.arch == "":  # sub-models may lack strata
             check_rates("topk's rates", self.rates, setting.strata)
 
-    def count_encoded(self, form: VectorForm) -> int:
-        """⌈share·d⌉, of at least one number."""
-        share: float = rate_of(form.stratum, self.rates, self.share)
-        return min(form.length, max(1, math.ceil(round(share * form.length, 6))))
-
-    def encode(self, vector: Tensor, form: VectorForm, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The largest numbers, and their places."""
-        k = self.count_encoded(form)
-        places = torch.arange(k) if k == form.length else find_largest(vector, k)
-        return vector[places], pack_places(places, form.length)
-
-    def decode(self, encoded: Tensor, beside: Tensor, form: VectorForm) -> Tensor:
-        """The vector, with zeros where nothing travelled."""
-        name, k = form.stratum.name, self.count_encoded(form)
-        check_vector(f"its chosen numbers of '{name}'", encoded, form.dtype, k)
-        try:
-            places = read_places(beside, form.length, k)
-        except Malformed as error:
-            raise Malformed(f"its chosen numbers' {error}, in '{name}'") from None
-        return torch.zeros(form.length, dtype=form.dtype).index_copy_(0, places, encoded)
+    def share_of(self, stratum: Stratum) -> float:
+        """What the first of the rates that names a stratum says, or the share of all."""
+        share: float = rate_of(stratum, self.rates, self.share)
+        return share

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedstrata.core.tensors import Tensors
 from fedstrata.core.types import Assignment, Slots, Turn, Update, Work
 from fedstrata.wire.packing import FEW, Names, NotHeld, WireError, distinct, pack, sections, slots_of, unpack
+from fedstrata.wire.sparse import pack_sparse, unpack_sparse
 
 Head = TypeVar("Head", bound=BaseModel)
 
@@ -45,6 +46,8 @@ class _AssignmentHead(BaseModel):
     reuse: bool = False
     turns: list[list[str]] = []
     turn_epochs: list[int] = []
+    sparse: list[str] = []
+    shapes: list[list[int]] = []
 
 
 _FIRST_WORK = ("epochs", "steps", "batch_size", "optimizer", "lr", "clip")
@@ -114,10 +117,17 @@ def common_part(a: Assignment) -> tuple[Any, ...]:
         *(("reports", a.upload_buffers, None), ("moves", a.update_buffers, None)),
         *(("reuse", a.cache_prefix, False), ("turns", tuple(turn.trains for turn in a.turns), ())),
         ("turn_epochs", tuple(turn.epochs for turn in a.turns), ()),
+        ("sparse", _sparse_names(a), ()),
+        ("shapes", tuple(tuple(a.params[n].shape) for n in _sparse_names(a)), ()),
     )
     unusual = tuple((name, value) for name, value, usual in plan if value != usual)
     first, last = (a.round, a.rounds, a.run_seed, a.arch), (a.work, a.method, tuple(a.slots), unusual)
     return *first, trains, travels, a.to_send is not None, *last
+
+
+def _sparse_names(a: Assignment) -> tuple[str, ...]:
+    """The parameters that travel without their zeros."""
+    return a.sparse if a.to_send is None or not a.sparse else tuple(n for n in a.sparse if n in set(a.to_send))
 
 
 def head_of(message: Assignment | Update) -> dict[str, Any]:
@@ -143,7 +153,12 @@ def tensors_of(message: Assignment | Update) -> Tensors:
     if message.to_send is not None:
         params = {n: params[n] for n in message.to_send if n in params}
         buffers = {n: buffers[n] for n in message.to_send if n in buffers}
-    return _join(param=params, buffer=buffers, **_slot_sections(message.slots))
+    without_zeros = {n: pack_sparse(params[n]) for n in _sparse_names(message)}
+    if not without_zeros:
+        return _join(param=params, buffer=buffers, **_slot_sections(message.slots))
+    values, places = ({n: both[at] for n, both in without_zeros.items()} for at in (0, 1))
+    whole = {n: t for n, t in params.items() if n not in without_zeros}
+    return _join(param=whole, buffer=buffers, nonzero=values, place=places, **_slot_sections(message.slots))
 
 
 def _join(**sections: Mapping[str, Tensor]) -> Tensors:
@@ -171,7 +186,7 @@ def decode_assignment(
     head = _read_head(_AssignmentHead, raw, "an assignment")
     work = _read_work(head)
     found = sections(tensors)
-    fresh, statistics = found.get("param", {}), found.get("buffer", {})
+    fresh, statistics = {**found.get("param", {}), **_read_sparse(head, found)}, found.get("buffer", {})
     params, buffers = fresh, statistics
     if head.held:
         own = base(head.arch)
@@ -198,6 +213,7 @@ def decode_assignment(
         method=head.method,
         slots=slots_of(found, "slot", head.slots),
         to_send=(*fresh, *statistics) if head.held else None,
+        sparse=tuple(head.sparse),
         upload_buffers=None if head.reports is None else distinct(head.reports, "names to report"),
         update_buffers=None if head.moves is None else distinct(head.moves, "names to move"),
         cache_prefix=head.reuse,
@@ -221,6 +237,15 @@ def _read_turns(head: _AssignmentHead, trains: set[str]) -> tuple[Turn, ...]:
         raise WireError("the assignment has turns of what does not train")
     lengths = zip(head.turns, head.turn_epochs, strict=True)
     return tuple(Turn(distinct(names, "names of a turn"), epochs) for names, epochs in lengths)
+
+
+def _read_sparse(head: _AssignmentHead, found: Mapping[str, Tensors]) -> Tensors:
+    """The parameters that came without their zeros, whole."""
+    names, values, places = distinct(head.sparse, "sparse names"), found.get("nonzero", {}), found.get("place", {})
+    if not (len(names) == len(head.shapes) and values.keys() == places.keys() == set(names)):
+        raise WireError("the assignment does not say what its sparse parameters are")
+    shapes = zip(names, head.shapes, strict=True)
+    return {name: unpack_sparse(values[name], places[name], shape) for name, shape in shapes}
 
 
 def _read_work(head: _AssignmentHead) -> Work:

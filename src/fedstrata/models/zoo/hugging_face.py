@@ -35,6 +35,7 @@ def hf(
     head: Head = "classification",
     dropout: float | None = None,
     attention: Literal["sdpa", "eager"] = "sdpa",
+    blocks: int | None = None,
 ) -> nn.Module:
     """A pre-trained model of Hugging Face's, from a folder or the cache; never fetched (needs the extra `hf`).
 
@@ -48,25 +49,29 @@ def hf(
             (`causal`).
         dropout: all of its dropout rates; without it, its own.
         attention: torch's fused attention, or matrix by matrix.
+        blocks: how many of its blocks it has, the first ones, before the head; without it, all.
     """
     what = "model 'hf'"
     check_positive("hf", classes=classes)
     if dropout is not None and not 0 <= dropout < 1:
         raise UsageError(f"{what}: dropout must be from 0 up to, but not including, 1, not {dropout}")
     folder = find_folder(what, name, "config.json", "*.safetensors")
-    model = _read(what, folder, head, classes, dropout, attention)
+    model = _read(what, folder, head, classes, dropout, attention, blocks)
     size = getattr(model.config, "vocab_size", classes)
     if head == "causal" and size < classes:
         raise UsageError(f"{what}: its vocabulary has {size:,} tokens, and the data {classes:,}")
     return model  # type: ignore[no-any-return]
 
 
-def _read(what: str, folder: Path, head: Head, classes: int, dropout: float | None, attention: str) -> Any:
-    """The model in a folder, with such a head."""
+def _read(
+    what: str, folder: Path, head: Head, classes: int, dropout: float | None, attention: str, blocks: int | None
+) -> Any:
+    """The model in a folder, with such a head, after so many of its blocks."""
     library = load_library(what)
     with reading(what, folder):
         config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         _set_dropout(config, dropout)
+        _set_depth(what, config, blocks)
         if head != "causal":
             config.num_labels = classes
         config.use_cache = False  # a training step has no use for it, and it would come out beside the logits
@@ -101,6 +106,18 @@ def _find_new(what: str, folder: Path, model: Any, found: dict[str, Any]) -> tup
         raise UsageError(f"{what}: the weights in {folder} do not fit its config.json: '{wrong[0]}' is of another size")
     names = dict(model.named_parameters())
     return tuple(sorted(name for name in unlike | set(found["missing_keys"]) if name in names))
+
+
+def _set_depth(what: str, config: Any, blocks: int | None) -> None:
+    """Leave blocks out at the end."""
+    if blocks is None:
+        return
+    most = getattr(config, "num_hidden_layers", None)
+    if most is None:
+        raise UsageError(f"{what}: a {config.model_type} does not say how many blocks it has, so none can be left out")
+    if not 1 <= blocks <= most:
+        raise UsageError(f"{what}: blocks must be from 1 to the {most} that it has, not {blocks}")
+    config.num_hidden_layers = blocks
 
 
 def _set_dropout(config: Any, rate: float | None) -> None:
