@@ -315,12 +315,19 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     file = tmp_path / "c.toml"
     file.write_text('methods = ["fedavg", "local"]\n[search]\n"fedavg.server_lr" = "choice(1.0, -1.0)"\n')
     words = [*WORDS, "--rounds", "2", "--seeds", "0", "--vary", "epochs=1; 2", "--out", "out"]
+    assert fedstrata("compare", file, *words, "--tune", "4", "--table-only") == 2
+    assert "nothing was searched in out yet" in one_sentence(capsys)
+    assert not (tmp_path / "out").exists()
     assert fedstrata("compare", file, *words, "--tune", "4", "--markdown", "--no-report") == 0
     printed = capsys.readouterr()
     table = printed.out.splitlines()
     assert [line.split("|")[1].strip() for line in table[2:6]] == ["fedavg", "local"] * 2
     assert "fedavg.server_lr in choice(1.0, -1.0)" in printed.out
     assert "local, epochs=2: nothing to search" in printed.err
+    assert "halving" not in printed.out  # of two rounds
+    again = (*words, "--tune", "4", "--markdown", "--no-report", "--table-only")
+    assert fedstrata("compare", file, *again) == 0
+    assert capsys.readouterr().out == printed.out
     states = [[t.state for t in method.trials] for method in read_tuned(tmp_path / "out").methods]
     assert states[1] == states[3] == []
     assert {*states[0]} == {*states[2]} == {"complete", "refused"}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fedstrata.compare import Comparison
 
-WHAT = "What to compare"
+WHAT, SEARCH = "What to compare", "What to search"
 Methods = Annotated[
     list[str] | None,
     typer.Option(
@@ -62,7 +62,7 @@ Cite = Annotated[
 
 TuneOption = Annotated[
     int | None,
-    typer.Option("--tune", metavar="N", help="first search each method's settings with N trials", rich_help_panel=WHAT),
+    typer.Option("--tune", metavar="N", help="first search each method's settings in N trials", rich_help_panel=SEARCH),
 ]
 SEARCH_SEED, HALVING = 1000, 3
 """As in `fedstrata.tuning.Budget`, which needs more imports than help may."""
@@ -72,15 +72,15 @@ SearchTexts = Annotated[
         "--search",
         metavar="NAME=SPACE; …",
         help="what to try: 'lr=log(1e-3, 1); fedprox.mu=log(1e-4, 1)' [default: lr=log(0.001, 1)]",
-        rich_help_panel=WHAT,
+        rich_help_panel=SEARCH,
     ),
 ]
 SearchSeed = Annotated[
-    int, typer.Option(help="seed of the search and its trials; none of those reported", rich_help_panel=WHAT)
+    int, typer.Option(help="seed of the search and its trials; none of those reported", rich_help_panel=SEARCH)
 ]
 Halving = Annotated[
     int,
-    typer.Option(help="at each rung about one of so many trials goes on; 0 runs all to the end", rich_help_panel=WHAT),
+    typer.Option(help="at each rung one of so many trials goes on; 0 runs all to their ends", rich_help_panel=SEARCH),
 ]
 
 

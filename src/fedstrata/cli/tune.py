@@ -11,6 +11,7 @@ import typer
 
 from fedstrata.cli.compare import (
     HALVING,
+    SEARCH,
     SEARCH_SEED,
     Asked,
     Halving,
@@ -27,7 +28,7 @@ from fedstrata.cli.options import Config, Jobs, Json, Open, Report, Sets, open_s
 from fedstrata.cli.panels import OUTPUT
 from fedstrata.cli.report import open_in_browser
 from fedstrata.config.toml import read_toml
-from fedstrata.errors import FedstrataError
+from fedstrata.errors import FedstrataError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,10 +36,9 @@ if TYPE_CHECKING:
     from fedstrata.compare import Comparison
     from fedstrata.tuning import SearchPlan, TunedComparison
 
-WHAT = "What to search"
 TRIALS, VALIDATION = 20, 0.2
 """As in `fedstrata.tuning.Budget`, which needs more imports than help may."""
-Trials = Annotated[int, typer.Option(help="settings tried for every method", rich_help_panel=WHAT)]
+Trials = Annotated[int, typer.Option(help="settings tried for every method", rich_help_panel=SEARCH)]
 Out = Annotated[Path, typer.Option(help="directory for all runs; what is finished stays", rich_help_panel=OUTPUT)]
 
 
@@ -99,8 +99,10 @@ def search_plan(asked: Asked, budget: tuple[int, int, int]) -> SearchPlan:
 def run_search(plan: SearchPlan, asked: Asked, screen: Console, run: bool = True) -> TunedComparison:
     """Search, then run what was found; with `run` False show what is there."""
     from fedstrata.compare import show
-    from fedstrata.tuning import Search, report_best
+    from fedstrata.tuning import FILE, Search, report_best
 
+    if not run and not (asked.out / FILE).exists():
+        raise UsageError(f"nothing was searched in {asked.out} yet: leave out --table-only")
     walk = Search(plan, asked.out)
     if not run:
         return report_best(walk, {}, run=False)

@@ -28,7 +28,18 @@ from fedstrata.report.tables import (
 )
 from fedstrata.runs.records import Costs
 
-PROBLEM = ("dataset", "partition", "clients", "task", "holdout", "newcomers", "without", "standardise", "faults")
+PROBLEM = (
+    "dataset",
+    "partition",
+    "clients",
+    "task",
+    "holdout",
+    "validation",
+    "newcomers",
+    "without",
+    "standardise",
+    "faults",
+)
 """Settings that say what is learnt, and from whom: only methods for which they are the same are ranked."""
 SAME = 1.005
 """Amounts are the same up to this factor: they are told in three digits."""

@@ -9,12 +9,13 @@ from typing import Any
 
 from fedstrata.compare import Comparison, Listener, run_missing, tabulate
 from fedstrata.errors import FedstrataError
-from fedstrata.tuning.outcome import Tuned, TunedMethod, read_tuned
+from fedstrata.tuning.outcome import FILE, Tuned, TunedMethod, read_tuned
 from fedstrata.tuning.page import write_page
 from fedstrata.tuning.plan import Budget, SearchPlan, plan_search, read_search
 from fedstrata.tuning.search import Search
 
 __all__ = [
+    "FILE",
     "Budget",
     "Search",
     "SearchPlan",

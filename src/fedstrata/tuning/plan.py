@@ -305,11 +305,11 @@ def _initial(candidate: Candidate, every: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def describe(plan: SearchPlan, reported: Sequence[int]) -> str:
-    """How the settings were found, in a sentence for whoever reads the results."""
+def describe(plan: SearchPlan, reported: Sequence[int], halves: bool) -> str:
+    """How the settings were found, in a sentence for whoever reads the results; `halves` if trials may end early."""
     budget = plan.budget
     spaces = dict.fromkeys(f"{n} in {space}" for c in plan.candidates for n, space in c.spaces.items())
-    early = f", of which successive halving by {budget.factor} ended some early" if budget.factor else ""
+    early = f", of which successive halving by {budget.factor} ended some early" if halves else ""
     seeds = f"seed{'s' * (len(reported) > 1)} {', '.join(map(str, reported))}"
     return (
         f"tuned: {'; '.join(spaces)}; {plural(budget.trials, 'trial')} for every method{early}, chosen by TPE with "

@@ -128,8 +128,9 @@ class Search:
             for candidate, search in zip(self.plan.candidates, self._searches, strict=True)
         ]
         known = [search.rungs for search in self._searches if search is not None]
-        how = describe(self.plan, self.plan.grid.seeds)
-        return Tuned(how, self._metric, self._better, self.plan.budget.trials, known[0] if known else [], methods)
+        rungs = known[0] if known else []
+        how = describe(self.plan, self.plan.grid.seeds, bool(rungs))
+        return Tuned(how, self._metric, self._better, self.plan.budget.trials, rungs, methods)
 
     def best_plan(self) -> Plan:
         """The runs to report: every method with the best that was found for it, on the seeds that no trial had.
@@ -232,5 +233,5 @@ def _searched(space: Space) -> Searched:
     if isinstance(space, Choice):
         options = values_text({str(place): option for place, option in enumerate(space.options)})
         return Searched(str(space), options=[*options.values()])
-    assert isinstance(space, Log | Uniform | Whole)
+    assert isinstance(space, Uniform | Whole)
     return Searched(str(space), space.low, space.high, isinstance(space, Log) or getattr(space, "log", False))

@@ -30,34 +30,6 @@ class Space(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Log:
-    """A number between two others, by its logarithm.
-
-    Args:
-        low, high: the least and the largest.
-    """
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low < self.high < math.inf:
-            raise UsageError(f"{self} needs 0 < low < high")
-
-    def __str__(self) -> str:
-        return f"log({self.low:g}, {self.high:g})"
-
-    @property
-    def middle(self) -> float:
-        """The geometric mean of its ends."""
-        return math.sqrt(self.low) * math.sqrt(self.high)
-
-    def contains(self, value: Any) -> bool:
-        """Whether it is between the ends."""
-        return _is_number(value) and self.low <= value <= self.high
-
-
-@dataclass(frozen=True, kw_only=True)
 class Uniform:
     """A number between two others.
 
@@ -83,6 +55,27 @@ class Uniform:
     def contains(self, value: Any) -> bool:
         """Whether it is between the ends."""
         return _is_number(value) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log(Uniform):
+    """A number between two others, by its logarithm.
+
+    Args:
+        low, high: the least and the largest.
+    """
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high < math.inf:
+            raise UsageError(f"{self} needs 0 < low < high")
+
+    def __str__(self) -> str:
+        return f"log({self.low:g}, {self.high:g})"
+
+    @property
+    def middle(self) -> float:
+        """The geometric mean of its ends."""
+        return math.sqrt(self.low) * math.sqrt(self.high)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,7 +203,7 @@ class MethodSearch:
 
 def _suggest(trial: OptunaTrial, name: str, space: Space) -> Any:
     """A value as a run has it."""
-    if isinstance(space, Log | Uniform):
+    if isinstance(space, Uniform):
         return _decode(space, trial.suggest_float(name, space.low, space.high, log=isinstance(space, Log)))
     if isinstance(space, Whole):
         return _decode(space, trial.suggest_int(name, space.low, space.high, log=space.log))
@@ -220,7 +220,7 @@ def _decode(space: Space, kept: Any) -> Any:
     """A value as a run has it: numbers with four digits, so that what is printed is what was run."""
     if isinstance(space, Choice):
         return next(option for option in space.options if repr(option) == kept)
-    if isinstance(space, Log | Uniform):
+    if isinstance(space, Uniform):
         return min(max(float(f"{kept:.4g}"), space.low), space.high)
     return int(kept)
 
