@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedstrata.compare import plan
+from fedstrata.diagnosis.remedies import RemedyBuilder
 from fedstrata.errors import UsageError
 from fedstrata.reproduce import PAPERS, Reproduction, parts, reproduce
 from fedstrata.reproduce.parts import Grid
@@ -24,8 +25,11 @@ from fedstrata.reproduce.together_costs import (
 )
 from fedstrata.reproduce.tuning import tuning_plan
 from fedstrata.reproduce.verdicts import EVIDENCE_SEEDS
+from fedstrata.runs.reader import SavedRun
 from fedstrata.techniques import method
+from fedstrata.techniques.quotes import quote_gains
 from tests.small_runs import fedstrata, one_sentence
+from tests.test_benchmarks import load
 
 # --- the arithmetic --------------------------------------------------------------------------------------------------
 
@@ -152,6 +156,38 @@ def test_evidence(tmp_path: Any) -> None:
     networks = every["networks"]
     assert isinstance(networks, Grid)
     assert len({run.config.model for run in plan(networks.values, tmp_path).runs}) == 4
+
+
+def test_gains_are_quoted_where_methods_are_recommended(
+    made: tuple[Reproduction, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From report.json by way of one file: gains in three seeds of +1, +2 and +3 points, t = 2.920 for two degrees."""
+    _, out = made
+    quote = load("quote_results.py").quote
+    report = json.loads((out / "report.json").read_text())
+    part = report["parts"][0]
+    assert part["data"]["methods"]["FedDyn"] == "feddyn(alpha=0.1)"
+    assert set(part["data"]["gains"]["FedDyn"]) == {"0"}
+    assert list(quote(report, "page")) == []  # one seed has no interval
+    part["data"]["gains"] = {"FedDyn": {"1": 0.01, "2": 0.02, "3": 0.03}, "FedDyn + FedPart": {"1": 0.1, "2": 0.1}}
+    entries = list(quote(report, "docs/results/together.md"))
+    half = 2.9200 * 0.01 / 3**0.5
+    assert entries[0]["interval"] == pytest.approx([0.02 - half, 0.02 + half], abs=1e-4)
+    file = tmp_path / "quotes.json"
+    file.write_text(json.dumps(entries))
+    text = "+2.0 points over FedAvg, 90 % interval +0.3 to +3.7, on digits, Dirichlet(0.1) (3 seeds, docs/results/"
+    assert quote_gains(["feddyn"], file).startswith(text)
+    assert quote_gains(["fedpart", "feddyn"], file).startswith("+10.0 points over FedAvg")
+    assert quote_gains(["fedpart"], file) == quote_gains([], file) == quote_gains(["feddyn"], tmp_path / "none") == ""
+    monkeypatch.setattr("fedstrata.techniques.quotes.FILE", file)
+    assert fedstrata("list", "methods", "--json") == 0
+    helps = {row["name"]: row["help"] for row in json.loads(capsys.readouterr().out)}
+    assert text in helps["feddyn"]
+    assert "Measured" not in helps["fedpart"]
+    saved = SavedRun("run", {"method": "fedavg", "rounds": 30}, [], facts={"has_classes": True})
+    remedy = RemedyBuilder(saved).add_technique("feddyn", "it pulls", "paper")
+    assert remedy is not None
+    assert remedy.why.startswith(f"it pulls; measured: {text}")
 
 
 def test_there_is_no_paper_to_repeat(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,8 @@ def list_(
     if what not in TABLES:
         raise UsageError(f"there is no list of '{what}'{did_you_mean(what, TABLES)}")
     rows = [describe_entry(name, entry) for name, entry in load_table(what).items()]
+    if what == "methods":
+        rows = [_add_quote(row) for row in rows]
     if as_json:
         print(json.dumps(rows))
         return
@@ -37,6 +39,14 @@ def list_(
     for row in rows:
         shown.add_row(row["name"], row["arguments"], row["help"])
     open_screen().print(shown)
+
+
+def _add_quote(row: dict[str, str]) -> dict[str, str]:
+    """A method's row with what was measured of it, if anything was."""
+    from fedstrata.techniques.quotes import quote_gains  # its folder takes long to import for other lists
+
+    gains = quote_gains([row["name"]])
+    return {**row, "help": f"{row['help']} Measured: {gains}."} if gains else row
 
 
 def describe_entry(name: str, entry: Any) -> dict[str, str]:

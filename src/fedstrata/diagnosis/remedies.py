@@ -17,6 +17,7 @@ from fedstrata.models.registry import MODELS, build_model
 from fedstrata.runs.reader import SavedRun
 from fedstrata.tasks.registry import build_task
 from fedstrata.techniques import method
+from fedstrata.techniques.quotes import quote_gains
 
 ACAR = "FedDyn: Acar et al., ICLR 2021"
 BLANCHARD = "Krum: Blanchard et al., NeurIPS 2017"
@@ -97,7 +98,9 @@ class RemedyBuilder:
             names = {one.name for one in added.techniques}
             if self.own is None or names & {one.name for one in self.own.techniques}:
                 return None
-            return self._build(str(method(f"{self.own} + {technique}")), settings, why, paper)
+            gains = quote_gains(one.name for one in (*self.own.techniques, *added.techniques))
+            quoted = f"{why}; measured: {gains}" if gains else why
+            return self._build(str(method(f"{self.own} + {technique}")), settings, quoted, paper)
         except UsageError:
             return None
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedstrata.compare import Comparison, ComparisonRow, Run
 from fedstrata.compare.runner import read_finished_records
@@ -54,7 +55,7 @@ from fedstrata.reproduce.together_settings import (
     combination,
     where,
 )
-from fedstrata.reproduce.verdicts import CONFIDENCE, Seeds
+from fedstrata.reproduce.verdicts import CONFIDENCE, Seeds, differences
 
 ROUNDS = "at equal rounds"
 INTERVAL = f"{100 * CONFIDENCE:g} % interval"
@@ -170,7 +171,13 @@ class _Study:
         fronts = {kind: [(p.cost, p.accuracy) for p in pareto_front(of)] for kind, of in curves.items()}
         pictures = {f"{self.name}.png": partial(plot_fronts, curves, fronts)} if all(fronts.values()) else {}
         notes = (BEST, _PROBE_NOTE, _SUM_NOTE, *unfinished_note(comparison))
-        return Findings(tuple(tables), tuple(self._checks(measures)), notes, pictures)
+        return Findings(tuple(tables), tuple(self._checks(measures)), notes, pictures, self._data(comparison, whole))
+
+    def _data(self, comparison: Comparison, whole: Mapping[str, Seeds]) -> dict[str, Any]:
+        """Every method's gains at equal rounds, seed by seed, for those who quote them."""
+        methods = {row.method: row.run.config.method for row in comparison.rows if row.method != self.base}
+        gains = {label: differences(whole[label], whole[self.base]) for label in methods}
+        return {"where": self.where, "base": self.base, "methods": methods, "gains": gains}
 
     def _accuracies(
         self, measures: Mapping[str, Mapping[str, Seeds]], traces: Mapping[str, Mapping[str, Mapping[int, Trace]]]
