@@ -119,7 +119,7 @@ def _choose_padding(config: Any, tokenizer: Any) -> int:
 
     A mask says what is padding, but decoders that classify a text look for its last token by this number.
     """
-    known = (getattr(config, "pad_token_id", None), tokenizer.pad_token_id, tokenizer.eos_token_id)
+    known: list[Any] = [getattr(config, "pad_token_id", None), tokenizer.pad_token_id, tokenizer.eos_token_id]
     return next((number for number in known if is_token(number, config)), 0)
 
 

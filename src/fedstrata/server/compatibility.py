@@ -171,7 +171,7 @@ def _check_largest(models: Mapping[str, nn.Module], examples: TensorExamples, wh
     if not whole:
         return
     rows = [part.reshape(len(part), -1) for part in whole]
-    ends = torch.stack([end for part in rows for end in (part.amax(1).argmax(), part.amin(1).argmin())]).unique()
+    ends = torch.tensor(sorted({int(end) for p in rows for end in (p.amax(1).argmax(), p.amin(1).argmin())}))
     x, _ = replace_fields(examples.padded, index=ends).batch(torch.arange(len(ends)))
     for model in models.values():
         try:
