@@ -21,7 +21,7 @@ from tests.engines.worlds import EIGHT, SIZES, check_close, check_same, convnet,
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 KERNELS = 0.2
-"""By what share the memory of training may differ: a device's kernels hold other things while they run, and the models are tiny."""
+"""By what share the memory of training may differ: a device's kernels hold other things, and the models are tiny."""
 
 
 def make_devices() -> None:

@@ -176,7 +176,7 @@ def records(fed: fs.Federation) -> list[dict[str, Any]]:
 
 
 def check_same(fed: fs.Federation, reference: fs.Federation, memory: float = 0.0) -> None:
-    """Two federations have the same bits everywhere, and the same records; `memory` is by what share theirs may differ."""
+    """Two federations have the same bits everywhere, and the same records, but for a share of the memory."""
     ours, theirs = tensors(fed), tensors(reference)
     assert ours.keys() == theirs.keys()
     assert [n for n in ours if not torch.equal(ours[n], theirs[n])] == []
