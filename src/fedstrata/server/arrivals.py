@@ -17,7 +17,7 @@ from fedstrata.client.forecast import Forecast
 from fedstrata.core.rng import derive
 from fedstrata.core.stacks import Assignments
 from fedstrata.core.types import replace_fields
-from fedstrata.errors import UsageError
+from fedstrata.errors import NobodyThere
 from fedstrata.fleet.clock import Presence
 from fedstrata.server.clocked import NOBODY, Clocked, foresee, sum_by_device
 from fedstrata.server.pace import OpenRound, Recall, WorkOf
@@ -62,7 +62,7 @@ class AsTheyArrive:
         while len(events.arrived) < self.buffer and events.go_on():
             pass
         if not events.arrived:
-            raise UsageError(NOBODY.format(events.now))
+            raise NobodyThere(NOBODY.format(events.now))
         parts = self._ask(state, events.arrived, work_of)
         asked = Assignments.of(sorted((a for part in parts for a in part), key=lambda a: a.client))
         needed = {flight.round for flight in events.flying}
