@@ -98,7 +98,7 @@ def test_pooled_data_tells_how_much_there_is_to_gain() -> None:
     pooled = (Reference(name="centralised", **gain(0.0, -0.1, 0.1)),)
     (note,) = reference_note(tried((against("rate-too-large", 0.8, 0.7, 0.9),), pooled))
     assert "gains 0 points" in note
-    assert "distributed costs this run nothing" in note
+    assert "no sign that distributing the data costs anything" in note
     small = (Reference(name="centralised", **gain(0.1, 0.0, 0.2)),)
     (note,) = reference_note(tried((against("rate-too-large", 0.8, 0.7, 0.9),), small))
     assert "a remedy does better" in note

@@ -90,7 +90,7 @@ def reference_note(tried: Tried | None) -> list[str]:
         if one.name.startswith("centralised") and one.gained is not None:
             meaning = "about as much as there is to gain"
             if one.gained <= 0:
-                meaning = "that the data are distributed costs this run nothing"
+                meaning = "there is no sign that distributing the data costs anything"
             elif one.gained < most:
                 meaning = "a remedy does better, so the run's trouble is not that the data are distributed"
             change = f"{'loses' if one.gained < 0 else 'gains'} {factor * abs(one.gained):.3g} {unit}"
