@@ -46,7 +46,9 @@ def _divergence(context: ProbeContext) -> dict[str, Any]:
         measures.client_gradients(m, [context.data[v.client]], task=context.context.task)[0]
         for m, v in zip(context.start_models, context.visits, strict=True)
     ]
-    return context.without_idle(measures.divergence(found, context.strata))
+    held = [context.architectures[visit.arch] for visit in context.visits]
+    moving = [{n: g for n, g in own.items() if n not in arch.frozen} for own, arch in zip(found, held, strict=True)]
+    return context.without_idle(measures.divergence(moving, context.strata))
 
 
 def _proxy(context: ProbeContext) -> dict[str, Any]:
