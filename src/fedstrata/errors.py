@@ -20,6 +20,10 @@ class UsageError(FedstrataError, ValueError):
     exit_code = 2
 
 
+class NobodyThere(UsageError):
+    """No client is ever there again: a run that has rounds ends with these."""
+
+
 class Diverged(FedstrataError):
     """Training left the finite numbers; the last good state was kept."""
 
