@@ -228,9 +228,9 @@ def test_a_plot_shows_the_score(history: fs.History) -> None:
 def test_without_the_extra_one_sentence(history: fs.History, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(fs.UsageError, match=r'a frame needs pandas: pip install "fedstrata\[notebook\]"'):
+    with pytest.raises(fs.UsageError, match=r"a frame needs the package pandas: pip install 'fedstrata\[notebook\]'"):
         history.frame()
-    with pytest.raises(fs.UsageError, match=r'a plot needs matplotlib: pip install "fedstrata\[notebook\]"'):
+    with pytest.raises(fs.UsageError, match=r"a plot needs the package matplotlib: pip install 'fedstrata\[report\]'"):
         history.plot()
 
 

@@ -109,6 +109,7 @@ def test_next_tokens(tmp_path: Path, tokenizer: str) -> None:
     assert ids(found.train)[0] == [2, 5, 6]
     assert found.train.y[0].tolist() == [5, 6, 3, -100, -100]
     x, y = found.train.batch(torch.tensor([1, 3]))
+    assert isinstance(x, Parts)
     assert x.tensors["input_ids"].shape == y.shape
 
 
