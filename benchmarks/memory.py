@@ -33,8 +33,8 @@ before training, without numbers (`fedstrata model show --memory`); measured in 
 `training_memory` in metrics.jsonl is. [What is in it](../fleet.md#memory). The last column is another measure: what
 rests, and the most that torch's allocator hands out in a step by torch's profiler, in brackets the prediction against
 it. Kernels of convolutions take copies of weights and maps for themselves, up to 4 MB in ResNet-8 and 17 MB in
-ResNet-50, which no tensor shows; what was there before counts as less. This column alone differs from run to run, here by
-up to 6 %.
+ResNet-50, which no tensor shows; what was there before counts as less. This column alone differs from run to run, by up
+to 6 % here.
 """
 
 END = """\
