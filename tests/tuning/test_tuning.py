@@ -22,7 +22,8 @@ from fedstrata.config.toml import read_toml
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.validation import set_aside
-from fedstrata.errors import Stopped, UsageError
+from fedstrata.errors import FedstrataError, Stopped, UsageError
+from fedstrata.run import _public, _trusted, deal
 from fedstrata.runs.reader import read_records
 from fedstrata.tuning.figures import method_figures, share
 from fedstrata.tuning.outcome import FILE, Searched, TriedTrial, Tuned, TunedMethod, read_tuned
@@ -32,6 +33,7 @@ from tests.small_runs import fedstrata, one_sentence
 
 optuna = pytest.importorskip("optuna", reason="a search needs the extra tune")
 from fedstrata.tuning import Budget, TunedComparison, tune  # noqa: E402 – after the question for the extra
+from fedstrata.tuning.search import run_to_ends  # noqa: E402
 from fedstrata.tuning.study import MethodSearch, open_storage  # noqa: E402
 
 Capture = pytest.CaptureFixture[str]
@@ -117,6 +119,7 @@ def test_values_are_no_spaces() -> None:
         (["--trials", "0"], "a search needs trials of 1 or more"),
         (["--halving", "1"], "a factor of 2 or more, or 0 for none"),
         (["--validation", "1.5"], "validation"),
+        (["--vary", "validation=0.1; 0.2"], "a search has one validation share"),
         (["--dataset", "mnist"], "FEDSTRATA_DATA"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -129,6 +132,15 @@ def test_wrong_input(
     assert fedstrata("tune", *words) == 2
     assert said in one_sentence(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "values", [{"validation": 0.3}, {"validation": [0.1, 0.3]}, {"method": [{"method": "fedavg", "validation": 0.3}]}]
+)
+def test_nothing_is_reported_on_validation_data(values: dict[str, Any]) -> None:
+    """A run with the setting would be judged by what its settings were chosen by, and told to be on the test set."""
+    with pytest.raises(UsageError, match="a search has one validation share"):
+        plan_search(values, None, Budget())
 
 
 def test_where_a_search_begins() -> None:
@@ -176,6 +188,15 @@ def test_natural_clients_are_judged_by_their_own() -> None:
     assert len(aside.deal_by) == len(aside.train) == 40 - len(aside.test)
 
 
+def test_the_server_is_given_none_of_the_validation_data() -> None:
+    """Neither to trust nor to distil on, where it has the same dataset: a trial would be judged by what it has seen."""
+    config = validate_settings(RunConfig, {"dataset": "digits", "validation": 0.25})
+    dataset, _ = deal(config)
+    for given in (_trusted("digits", config), _public("digits", config)):
+        assert torch.equal(given.index, dataset.train.index)
+    assert len(_trusted("synthetic", config)) == 1000  # others are not in it
+
+
 # --- successive halving ----------------------------------------------------------------------------------------------
 
 
@@ -217,6 +238,15 @@ def test_a_run_ends_where_it_falls_short(tmp_path: Path) -> None:
     assert find_cut(run.directory, run.cuts) == 4
     assert len(read_records(run.directory / "metrics.jsonl")) in (4, 5)
     assert not (run.directory / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_trials_that_share_a_run_come_to_their_own_ends(tmp_path: Path) -> None:
+    """The same values in two searches, whose earlier trials were unlike: one ends where the other goes on."""
+    config = validate_settings(RunConfig, SMALL)
+    runs = [Run("fedavg", {}, {}, config, tmp_path / directory_name(config), {rung: 1.01}) for rung in (2, 4)]
+    assert run_to_ends(runs, 1, lambda news: None) == {}
+    assert [find_cut(run.directory, run.cuts) for run in runs] == [2, 4]
 
 
 # --- a whole search --------------------------------------------------------------------------------------------------
@@ -306,6 +336,46 @@ def test_a_larger_budget_goes_on(searched: tuple[Path, TunedComparison], tmp_pat
     for old, new in zip(before.methods, more.tuned.methods, strict=True):
         assert new.trials[:6] == old.trials
         assert len(new.trials) == 7
+
+
+@pytest.mark.slow
+def test_a_smaller_budget_tells_of_its_own_trials_alone(tmp_path: Path) -> None:
+    """Whoever searches anew with so few trials reads the same: best, importance and all."""
+    values = {**SMALL, "rounds": 2, "method": METHODS[1], "seed": [0]}
+    more, fewer = Budget(trials=8, factor=0), Budget(trials=6, factor=0)
+    first = tune(values, SEARCH, tmp_path / "more", budget=more).tuned.methods[0]
+    again = tune(values, SEARCH, tmp_path / "more", budget=fewer).tuned
+    assert again == tune(values, SEARCH, tmp_path / "anew", budget=fewer).tuned
+    assert first.importance != again.methods[0].importance != {}
+
+
+@pytest.mark.slow
+def test_what_another_search_let_go_on_is_ended_early_here(
+    searched: tuple[Path, TunedComparison], tmp_path: Path
+) -> None:
+    """A search without halving has run the same values to their ends in the same folder: what is told is as anew."""
+    values = {**SMALL, "method": "fedavg", "seed": [0]}
+    tune(values, SEARCH, tmp_path, budget=replace(BUDGET, factor=0))
+    first, again = searched[1].tuned.methods[0], tune(values, SEARCH, tmp_path, budget=BUDGET).tuned.methods[0]
+    assert any(trial.state == "ended early" for trial in first.trials)
+    assert again.trials == first.trials
+
+
+def test_a_full_disk_spends_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that no run can have is refused for good; one that only failed here is run when there is room again."""
+    from fedstrata.compare import runner
+
+    def full(*given: Any, **how: Any) -> FedstrataError:
+        return UsageError("cannot write x: no space left on device")
+
+    values = {**SMALL, "rounds": 2, "method": "fedavg", "seed": [0]}
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_attempt", full)
+        with pytest.raises(UsageError, match="no trial is complete"):
+            tune(values, SEARCH, tmp_path, budget=Budget(trials=2))
+    assert [method.trials for method in read_tuned(tmp_path).methods] == [[]]
+    found = tune(values, SEARCH, tmp_path, budget=Budget(trials=2))
+    assert [trial.state for trial in found.tuned.methods[0].trials] == ["complete"] * 2
 
 
 @pytest.mark.slow

@@ -158,6 +158,8 @@ def plan_search(values: Mapping[str, Any], search: Mapping[str, Any] | None, bud
     if "seed" not in values and "seeds" not in values:
         values["seed"] = list(SEEDS)
     grid = read_grid(values)
+    if any("validation" in fields for fields in (grid.fields, grid.axes, *(own for _, own in grid.methods))):
+        raise UsageError("a search has one validation share, its budget's, and reports on the test set")
     if budget.seed in grid.seeds:
         raise UsageError(
             f"seed {budget.seed} is the one that is tuned on: report others, or give another --search-seed"
