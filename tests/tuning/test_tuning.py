@@ -26,7 +26,7 @@ from fedstrata.errors import FedstrataError, Stopped, UsageError
 from fedstrata.run import _public, _trusted, deal
 from fedstrata.runs.reader import read_records
 from fedstrata.tuning.figures import method_figures, share
-from fedstrata.tuning.outcome import FILE, Searched, TriedTrial, Tuned, TunedMethod, read_tuned
+from fedstrata.tuning.outcome import FILE, Searched, TriedTrial, Tuned, TunedMethod, read_tuned, values_text
 from fedstrata.tuning.plan import plan_search
 from fedstrata.tuning.space import Choice, Log, Uniform, Whole, read_template
 from tests.small_runs import fedstrata, one_sentence
@@ -110,6 +110,8 @@ def test_values_are_no_spaces() -> None:
         (["--search", "lrr=log(1e-3, 1)"], "there is no setting 'lrr' to search (did you mean 'lr'?)"),
         (["--search", "scaffold.mu=log(1e-3, 1)"], "there is no method or setting 'scaffold' to search"),
         (["--search", "fedprox.muu=log(1e-3, 1)", "--methods", "fedprox"], "has no argument 'muu'"),
+        (["--search", "fedavg=log(1e-3, 1)"], "fedavg is a method: name what is searched in it, as in fedavg.mu"),
+        (["--search", "epochs=log(1, 3)"], "epochs cannot be searched in log(1, 3): epochs"),
         (["--search", "rounds=int(1, 9)"], "rounds cannot be searched"),
         (["--search", "partition.alpha=log(0.1, 1)"], "partition cannot be searched"),
         (["--search", "lr=log(1e-3, 1)", "--vary", "lr=0.1; 1"], "lr is varied already"),
@@ -371,7 +373,7 @@ def test_a_full_disk_spends_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyP
     values = {**SMALL, "rounds": 2, "method": "fedavg", "seed": [0]}
     with monkeypatch.context() as patch:
         patch.setattr(runner, "_attempt", full)
-        with pytest.raises(UsageError, match="no trial is complete"):
+        with pytest.raises(FedstrataError, match=r"no trial is complete.*: cannot write x: no space left.*tries again"):
             tune(values, SEARCH, tmp_path, budget=Budget(trials=2))
     assert [method.trials for method in read_tuned(tmp_path).methods] == [[]]
     found = tune(values, SEARCH, tmp_path, budget=Budget(trials=2))
@@ -407,6 +409,26 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     assert "mcmahan2017communication" in capsys.readouterr().out
 
 
+def test_a_trial_that_fails_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """The table of what there is, then one sentence and exit code 1."""
+    from fedstrata.compare import runner
+
+    attempt, count = runner._attempt, [0]
+
+    def fail_late(config: Any, directory: Path, *rest: Any) -> FedstrataError | None:
+        count[0] += directory.parent.name == "search"
+        return FedstrataError("the power went") if count[0] == 5 else attempt(config, directory, *rest)
+
+    monkeypatch.setattr(runner, "_attempt", fail_late)
+    words = [*WORDS, "--rounds", "2", "--methods", "fedavg", "--seeds", "0", "--out", tmp_path, "--no-report"]
+    assert fedstrata("compare", *words, "--tune", "6", "--markdown", "--quiet") == 1
+    out, error = capsys.readouterr()
+    assert "| fedavg" in out
+    assert error.endswith("fedstrata: 1 trial failed: the power went; the same command tries again\n")
+
+
 # --- files and page --------------------------------------------------------------------------------------------------
 
 
@@ -422,6 +444,11 @@ def test_files_that_were_edited(searched: tuple[Path, TunedComparison], tmp_path
     (tmp_path / "search" / "search.db").write_text("no database" * 100)
     assert fedstrata("tune", *WORDS, "--out", tmp_path) == 2
     assert "search.db is no file of a search" in one_sentence(capsys)
+
+
+def test_values_are_told_so_that_they_can_be_given_again() -> None:
+    told = values_text({"participation": 1.0, "epochs": 1, "lr": 1e-5, "nesterov": True, "optimizer": "sgd"})
+    assert told == {"participation": "1.0", "epochs": "1", "lr": "1e-05", "nesterov": "True", "optimizer": "'sgd'"}
 
 
 def made() -> Tuned:

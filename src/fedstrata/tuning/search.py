@@ -39,6 +39,7 @@ class Search:
         import_optuna()
         self.plan, self.out = plan, out
         self.tell = on_news or (lambda news: None)
+        self._failed: Mapping[Path, FedstrataError] = {}
         self._metric, self._better = _judge(plan)
         (out / FOLDER).mkdir(parents=True, exist_ok=True)
         self._claim = claim(out / FOLDER)
@@ -83,7 +84,8 @@ class Search:
         except KeyboardInterrupt:
             total, done = self.counts
             raise Stopped(f"stopped with {done} of {total} trials finished; the same command goes on") from None
-        return {path: why for path, why in failures.items() if not isinstance(why, UsageError)}
+        self._failed = {path: why for path, why in failures.items() if not isinstance(why, UsageError)}
+        return self._failed
 
     def _next_batches(self, stuck: set[int]) -> dict[int, Batch]:
         """The next trials of every method; those that no run can have are told at once."""
@@ -136,13 +138,13 @@ class Search:
         """The runs to report: every method with the best that was found for it, on the seeds that no trial had.
 
         Raises:
-            UsageError: if a method has no trial that is complete.
+            FedstrataError: if a method has no trial that is complete.
         """
         runs: list[Run] = []
         for candidate, search in zip(self.plan.candidates, self._searches, strict=True):
             best = None if search is None else search.best
             if search is not None and best is None:
-                raise UsageError(f"{candidate}: no trial is complete, so there is nothing to report")
+                raise self._nothing(candidate)
             own = candidate.chosen({} if best is None else best.values)
             fields = {name: value for name, value in candidate.fields.items() if name not in own}
             grid = replace(self.plan.grid, fields=fields)
@@ -150,6 +152,16 @@ class Search:
             runs += [replace(run, varied=candidate.varied) for run in found]
         check_distinct(runs)
         return Plan(tuple(runs), self.out, self.plan.grid.sets_workers)
+
+    def _nothing(self, candidate: Candidate) -> FedstrataError:
+        """Why there is nothing to report of a method."""
+        told = f"{candidate}: no trial is complete, so there is nothing to report"
+        for why in self._failed.values():
+            return FedstrataError(f"{told}: {why}; the same command tries again")
+        place = self.plan.candidates.index(candidate)
+        search = self._searches[place]
+        whys = [trial.why for trial in (search.trials if search else []) if trial.why]
+        return UsageError(": ".join([told, *whys[:1]]))
 
 
 def _rounds_of(candidate: Candidate, plan: SearchPlan) -> int:
