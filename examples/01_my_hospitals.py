@@ -4,8 +4,8 @@
 # Four hospitals want one model that tells who has heart disease. No patient leaves a hospital. The first federated model
 # disappoints. This tutorial finds out why, measures what helps, and mends the cause.
 #
-# The patients are made up, so that you can follow along without data. We planted one mistake, as real exports have them.
-# Put your own files and your own model in the first two cells.
+# The patients are made up, so that you can follow along without data. We planted one mistake of a kind that real exports have.
+# Put your own files and your own model in the first cells.
 
 # %% tags=["parameters"]
 ROUNDS = 20
@@ -50,7 +50,7 @@ for hospital in SHARE_SICK:
 
 # %% [markdown]
 # One pair of tensors per client is all that fedstrata needs. A hospital that keeps some patients for testing gives two
-# pairs: it is then judged for itself.
+# pairs: the model is then tested on its patients separately.
 
 # %%
 import torch
@@ -103,7 +103,7 @@ first = federation.fit()
 first
 
 # %% [markdown]
-# The last row is for each hospital by itself: who pays?
+# How does each hospital fare?
 
 # %%
 for name, found in zip(SHARE_SICK, first.client_metrics, strict=True):
@@ -140,8 +140,8 @@ tried = try_federation(federation, diagnosis, Budget(count=3, seeds=SEEDS))
 print(tried_text(tried))
 
 # %% [markdown]
-# Leaving a hospital out, or a method that bears with it, is a stopgap. Now that we know where to look, we ask Geneva, and
-# convert the unit.
+# Leaving a hospital out, or using a method that tolerates it, is a stopgap. Now that we know where to look, we ask Geneva,
+# and convert the unit.
 
 # %%
 for x, _ in hospitals[2]:
@@ -155,7 +155,7 @@ again
 
 # %% [markdown]
 # The finding is gone. Measures of such different size still hinder a network that sees them raw. `standardise="client"`
-# brings each hospital's columns to mean 0 and deviation 1, and tells nobody anything about them.
+# brings each hospital's columns to mean 0 and standard deviation 1, at the hospital itself: no mean leaves it.
 
 # %%
 standardised = fs.Federation(model, hospitals, out="runs/standardised", standardise="client", **common)
@@ -183,8 +183,8 @@ page = standardised.report()
 print(page)
 
 # %% [markdown]
-# **What was learnt.** The diagnosis named the hospital and the column, with no look at a patient. The trials told what each
-# remedy is worth before anybody chose one. The cause was mended at its source.
+# **What was learnt.** The diagnosis named the hospital and the column, and nobody looked at a patient. The trials showed what
+# each remedy is worth before anybody chose one. The cause was mended at its source.
 #
 # Go on with [your own data](../docs/howto/own-data.md) in other forms, the
 # [real four hospitals](../docs/results/hospitals.md) of the heart-disease data, or a

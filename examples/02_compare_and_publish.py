@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Compare methods, and publish the table and the figures
 #
-# From a list of methods to what goes into a paper: a table with significance marks, figures, and the bibliography. Everything
-# can be stopped and goes on; adding a seed or a method later costs only the new runs.
+# From a list of methods to what goes into a paper: a table with significance marks, figures, and the bibliography. You can stop
+# at any point and go on later; adding a seed or a method costs only the new runs.
 
 # %% tags=["parameters"]
 ROUNDS = 15
@@ -43,8 +43,8 @@ best
 # %% [markdown]
 # ## Run the study
 #
-# A method may bring settings of its own: here, its learning rate. `centralised` pools all data. It is no competitor, but the
-# reference to which the column `gap` is the distance.
+# A method may bring settings of its own: here, its learning rate. `centralised` pools all data. It is not a competitor but the
+# reference: the column `gap` is the distance to it.
 
 # %%
 chosen = [{"method": method, "lr": lr, "label": method.partition("(")[0]} for method, lr in best.items()]

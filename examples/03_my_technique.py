@@ -14,20 +14,20 @@ EPOCHS = 2
 # %% [markdown]
 # ## The idea
 #
-# With skewed labels, the last layer drifts most: every client pulls it towards its own classes. So let layers be pulled
-# back to the global model, the more the nearer they are to the output. Client k minimises
+# With skewed labels, the last layer drifts most: every client pulls it towards its own classes. So we pull layers back to the
+# global model, and pull harder the nearer they are to the output. Client k minimises
 #
 # ```text
 # F_k(w) + μ/2 · Σ_l (l/L)^p · ‖w_l − w_l(global)‖²
 # ```
 #
-# where l = 1 … L counts the strata from the input to the output. With p = 0 all layers are pulled alike: FedProx. With
+# where l = 1 … L counts the strata from the input to the output. With p = 0 all layers are pulled equally: FedProx. With
 # μ = 0 it is FedAvg.
 #
 # ## Write it
 #
-# The gradient of the term is known, so it goes through the door `correct`, which adds to the gradient of each step and costs
-# no backward pass. A technique is a frozen dataclass: it holds settings, and nothing else.
+# We know the gradient of the term, so we use the hook `correct`, which adds to the gradient of each step and costs no
+# backward pass. A technique is a frozen dataclass: it holds settings, and nothing else.
 
 # %%
 from dataclasses import dataclass
@@ -136,8 +136,8 @@ for found, expected in zip(result.parameters(), (a, b), strict=True):
 print("five steps agree with NumPy")
 
 # %% [markdown]
-# It also has to **combine**: with a plan that trains one layer at a time, with clients that sit out, and in worker processes,
-# which must give the same bits.
+# It also has to **combine**: with a plan that trains one layer at a time, and with clients that sit out. And it has to survive
+# the trip through encoded messages (the engine `wire`) with the same bits.
 
 # %%
 some = {"method": "deeppull(mu=0.5) + fedpart(full_rounds=1, rounds_per_stratum=1)", "participation": 0.5}

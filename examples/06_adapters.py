@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Fine-tune a pre-trained model with adapters
 #
-# Three clinics sort letters of patients into praise and complaint, with a pre-trained language model. The model stays at every
-# clinic as it is. What trains, and travels, are small adapters beside its layers.
+# Three clinics sort patients' letters into praise and complaint, with a pre-trained language model. Every clinic has the model
+# and leaves it unchanged. Only small adapters beside its layers are trained and sent.
 #
 # `pip install "fedstrata[peft]"`. Nothing is downloaded: models are folders on this machine.
 
@@ -104,7 +104,7 @@ print(data.group_names, [len(client) for client in clients], data.class_names)
 # %% [markdown]
 # ## Adapters
 #
-# `adapt` puts low-rank factors beside the attention's query and value layers, and freezes all else but the head, which is new.
+# `adapt` puts low-rank factors beside the attention's query and value layers, and freezes everything else except the new head.
 
 
 # %%
@@ -124,7 +124,7 @@ first = lora.fit()
 first
 
 # %% [markdown]
-# What would it cost to train and send the whole model? One round tells: the bytes are those of real messages.
+# What would it cost to train and send the whole model? One round shows it: the bytes are those of real messages.
 
 # %%
 whole = fs.Federation(fresh(), clients, data.test, **{**common, "rounds": 1, "steps": 1, "lr": 0.01}).fit()
@@ -136,8 +136,8 @@ assert per_round < whole.costs.bytes_up / 2
 # %% [markdown]
 # ## Layer by layer
 #
-# Factors are part of their layer's stratum, so that every method and probe of fedstrata works on them. Clinics with skewed
-# labels may keep their own factor B, and share A:
+# The factors belong to their layer's stratum, so every method and probe of fedstrata works on them. Clinics with skewed labels
+# may keep their own factor B, and share A:
 
 # %%
 shared = fs.Federation(

@@ -30,6 +30,7 @@ LONGEST = (
     "flower/test_deployment.py",
     "contract/test_matrix.py",
     "engines/test_ray.py",
+    "docs/test_notebooks.py",
     "reproduce/test_reproduce.py",
     "models/test_layouts.py",
     "system/test_signals.py",

@@ -19,6 +19,7 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.core.markup import curve, table
+from fedstrata.core.text import bytes_text
 from fedstrata.diagnosis import Diagnosis, Finding, Remedy
 from fedstrata.progress import progress_callbacks
 from fedstrata.progress.notebook import NotebookProgress
@@ -107,6 +108,12 @@ def test_a_history(history: fs.History) -> None:
     assert f"in {history.costs.steps} steps" in text
 
 
+def test_a_history_in_a_line(history: fs.History) -> None:
+    up, down = bytes_text(history.costs.bytes_up), bytes_text(history.costs.bytes_down)
+    assert repr(history) == f"<History of fedavg: 3 rounds, accuracy {history.accuracy:.4f}, {up} up, {down} down>"
+    assert "kB" in up
+
+
 def test_a_history_of_no_rounds_and_one_without_a_test() -> None:
     fed = fs.Federation(nn.Linear(4, 2), [(torch.randn(4, 4), torch.tensor([0, 1] * 2))], rounds=2)
     assert "rounds 0" in text_of(fed.history()._repr_html_())
@@ -120,6 +127,7 @@ def test_strata_are_a_tuple_and_a_table() -> None:
     assert found == tuple(found)
     assert [s.name for s in found] == ["0", "2"]
     assert "0 0 0 4 3 5 1 2 2 classifier 2 0 0" in text_of(found._repr_html_())
+    assert "></th>" not in found._repr_html_(), "a screen reader reads every column's name"
     fed = federation()
     assert text_of(fed.strata._repr_html_()).startswith("Strata 2, in the order of execution")
 
@@ -220,9 +228,9 @@ def test_a_plot_shows_the_score(history: fs.History) -> None:
 def test_without_the_extra_one_sentence(history: fs.History, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(fs.UsageError, match=r'a frame needs pandas: pip install "fedstrata\[notebook\]"'):
+    with pytest.raises(fs.UsageError, match=r"a frame needs the package pandas: pip install 'fedstrata\[notebook\]'"):
         history.frame()
-    with pytest.raises(fs.UsageError, match=r'a plot needs matplotlib: pip install "fedstrata\[notebook\]"'):
+    with pytest.raises(fs.UsageError, match=r"a plot needs the package matplotlib: pip install 'fedstrata\[report\]'"):
         history.plot()
 
 
@@ -279,6 +287,8 @@ def test_who_is_shown_progress(shell: Any, monkeypatch: pytest.MonkeyPatch) -> N
     """A notebook and a prompt by themselves, programs only if they ask, nobody who does not want it."""
     assert [type(c) for c in progress_callbacks(None)] == [NotebookProgress]
     assert progress_callbacks(False) == []
+    with pytest.raises(fs.UsageError, match=r"^progress is True, False or None, not .yes.$"):
+        federation().fit(progress="yes")  # type: ignore[arg-type]
     monkeypatch.delattr(shell, "kernel")  # IPython in a terminal
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
     assert prompt.at_prompt()

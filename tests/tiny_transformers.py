@@ -42,7 +42,7 @@ def write_bert(folder: Path, seed: int = 0, **changes: Any) -> Path:
         "intermediate_size": 32,
         "initializer_range": 0.2,
     }
-    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=LONGEST, **{**sizes, **changes})
+    config = BertConfig(**{"vocab_size": len(WORDS), "max_position_embeddings": LONGEST, **sizes, **changes})
     return _write(folder, BertModel, config, seed)
 
 

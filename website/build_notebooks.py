@@ -134,8 +134,10 @@ def _lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
 
-def as_notebook(cells: Sequence[Cell], outputs: Sequence[list[dict[str, Any]]], seconds: float) -> dict[str, Any]:
-    """A notebook (nbformat 4.5) of cells and what they put out; `seconds` of processor time are kept with it."""
+def as_notebook(
+    cells: Sequence[Cell], outputs: Sequence[list[dict[str, Any]]], took: Mapping[str, float]
+) -> dict[str, Any]:
+    """A notebook (nbformat 4.5) of cells and what they put out; the times that it `took` are kept with it."""
     made, count = [], 0
     for number, (cell, put_out) in enumerate(zip(cells, outputs, strict=True), start=1):
         tags = {"tags": list(cell.tags)} if cell.tags else {}
@@ -147,21 +149,21 @@ def as_notebook(cells: Sequence[Cell], outputs: Sequence[list[dict[str, Any]]], 
     about = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
-        "fedstrata": {"cpu_seconds": round(seconds, 1)},
+        "fedstrata": {name: round(seconds, 1) for name, seconds in took.items()},
     }
     return {"cells": made, "metadata": about, "nbformat": 4, "nbformat_minor": 5}
 
 
-def build(script: Path) -> float:
-    """Run a script in an empty folder and write its notebook; returns its seconds of processor time."""
+def build(script: Path) -> dict[str, float]:
+    """Run a script in an empty folder and write its notebook; returns its seconds, in all and of the processor."""
     os.environ.setdefault("MPLBACKEND", "agg")
-    cells, begun = read_cells(script.read_text("utf-8")), _cpu_seconds()
+    cells, begun, spent = read_cells(script.read_text("utf-8")), time.perf_counter(), _cpu_seconds()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         outputs = run_cells(cells)
-    seconds = _cpu_seconds() - begun
-    text = json.dumps(as_notebook(cells, outputs, seconds), indent=1, ensure_ascii=False) + "\n"
+    took = {"seconds": time.perf_counter() - begun, "cpu_seconds": _cpu_seconds() - spent}
+    text = json.dumps(as_notebook(cells, outputs, took), indent=1, ensure_ascii=False) + "\n"
     script.with_suffix(".ipynb").write_text(text, encoding="utf-8")
-    return seconds
+    return took
 
 
 def _cpu_seconds() -> float:
@@ -176,9 +178,8 @@ def main(names: Sequence[str]) -> None:
     for script in scripts:
         if not script.is_file():
             raise SystemExit(f"there is no script {script.name} in {script.parent.name}/")
-        begun = time.perf_counter()
-        seconds = build(script)
-        print(f"{script.stem}: {seconds:.1f} s of processor time, {time.perf_counter() - begun:.1f} s in all")
+        took = build(script)
+        print(f"{script.stem}: {took['seconds']:.1f} s, {took['cpu_seconds']:.1f} s of processor time")
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ def pages(folder: Path) -> dict[str, str]:
     return {_page(path): as_markdown(path.read_text("utf-8")) for path in _notebooks(folder)}
 
 
-def seconds(folder: Path) -> dict[str, float]:
-    """Page of the site → the seconds of processor time that its notebook took; 0 where it does not say."""
-    told = {_page(path): json.loads(path.read_text("utf-8"))["metadata"] for path in _notebooks(folder)}
-    return {page: float(about.get("fedstrata", {}).get("cpu_seconds", 0)) for page, about in told.items()}
+def seconds(folder: Path) -> dict[str, tuple[float, float]]:
+    """Page of the site → the seconds that its notebook took, in all and of the processor; 0 where it does not say."""
+    known = {_page(path): json.loads(path.read_text("utf-8"))["metadata"] for path in _notebooks(folder)}
+    times = {page: about.get("fedstrata", {}) for page, about in known.items()}
+    return {page: (float(took.get("seconds", 0)), float(took.get("cpu_seconds", 0))) for page, took in times.items()}
 
 
 def _notebooks(folder: Path) -> list[Path]:

@@ -20,6 +20,10 @@ class UsageError(FedstrataError, ValueError):
     exit_code = 2
 
 
+class NobodyThere(UsageError):
+    """No client is ever there again: a run that has rounds ends with these."""
+
+
 class Diverged(FedstrataError):
     """Training left the finite numbers; the last good state was kept."""
 
@@ -70,8 +74,10 @@ def one_line(text: str, limit: int = 600) -> str:
     return line if len(line) <= limit else f"{line[: limit // 2]} … {line[-limit // 3 :]}"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the nearest known word, or the whole list where none is near."""
+def did_you_mean(word: str, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
+    """` (did you mean 'x'?)` for the nearest known word, or where none is near the whole list, if not a shorter one."""
     words = sorted(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    return f" (did you mean '{near[0]}'?)" if near else f" (known: {', '.join(words)})"
+    if near:
+        return f" (did you mean '{near[0]}'?)"
+    return f" (known: {', '.join(words if listed is None else sorted(listed))})"

@@ -30,7 +30,7 @@ from fedstrata.data.client_data import ClientData
 from fedstrata.diagnosis import Diagnosis, diagnose
 from fedstrata.engines.protocol import Engine, Recall
 from fedstrata.engines.registry import EngineRequest, build_engine, parse_way, way_of_training
-from fedstrata.errors import Diverged, UsageError
+from fedstrata.errors import Diverged, NobodyThere, UsageError
 from fedstrata.evaluation.evaluator import Evaluate, Evaluator
 from fedstrata.faults.engine import with_faults
 from fedstrata.faults.plan import check_memories, plan_faults
@@ -168,17 +168,9 @@ class Federation:
     def _build_sampler(self, setup: Setup) -> tuple[ClientSampler, Sequence[Examples]]:
         """(who takes part, everybody's examples)."""
         s = self.settings
-        sampler = ClientSampler(
-            setup.clients,
-            setup.arch_of,
-            s.participation,
-            s.seed,
-            s.rounds,
-            self.method.centralised,
-            drop_single=normalises_batches(setup.models[""]),
-            without=s.left_out,
-            newcomers=s.newcomers,
-        )
+        what = setup.clients, setup.arch_of, s.participation, s.seed, s.rounds, self.method.centralised
+        alone = normalises_batches(setup.models[""])
+        sampler = ClientSampler(*what, drop_single=alone, without=s.left_out, newcomers=s.newcomers)
         return sampler, sampler.clients
 
     def _build_server(self, setup: Setup) -> tuple[Server, Pace]:
@@ -334,9 +326,13 @@ class Federation:
         """Train and settle in turns; where the engine can, the next round trains while one is being evaluated."""
         trained: ClosedRound | Exception | None = None
         while trained is not None or not self.done:
-            if isinstance(trained, Exception):
-                raise trained
-            now = trained or self._train(self.state)
+            try:
+                if isinstance(trained, Exception):
+                    raise trained
+                now = trained or self._train(self.state)
+            except NobodyThere as why:  # later rounds would find nobody, either
+                self.notes += (f"the run ends after {len(self.records)} of {self.total} rounds: {why}",)
+                return
             trained = self._train_ahead(now) if self._engine.overlaps else None
             yield self._settle(now)
             self._lap()  # what the caller does between two rounds is not theirs

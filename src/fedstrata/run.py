@@ -19,9 +19,9 @@ from fedstrata.config.schema import RunConfig, Settings, validate_settings
 from fedstrata.config.toml import read_toml
 from fedstrata.core.hugging_face import copy_tokenizer
 from fedstrata.core.rng import derive
-from fedstrata.core.spec import parse_call
+from fedstrata.core.spec import bind, parse_call
 from fedstrata.data.client_data import ClientData, hold_out_examples
-from fedstrata.data.datasets import load_dataset
+from fedstrata.data.datasets import DATASETS, load_dataset
 from fedstrata.data.examples import Dataset
 from fedstrata.data.partitions import partition
 from fedstrata.data.readers.archives import DATA_VARIABLE
@@ -224,7 +224,14 @@ def export_run(directory: Path, out: Path, merged: bool = False, data_dir: str |
         raise UsageError(
             f"the method has changed the base beneath the adapters of {directory}: export it with --merged"
         )
-    return _write_parts(model, parts, out, tokenizer_of(config.model) if config.model else "")
+    return _write_parts(model, parts, out, _tokenizer_read_by(config))
+
+
+def _tokenizer_read_by(config: RunConfig) -> str:
+    """Where the tokenizer is that texts were read with: the dataset's own, or the model's."""
+    _, arguments = bind("dataset", DATASETS, config.dataset)
+    own: str = arguments.get("tokenizer", "")
+    return own or find_tokenizer(config)
 
 
 def _write_merged(model: nn.Module, folder: Path) -> None:

@@ -230,6 +230,15 @@ def test_participation_is_told_apart_by_the_decimal_point(tmp_path: Path, text: 
     assert len(metrics(tmp_path / "run")[0]["clients"]) == clients
 
 
+def test_a_quiet_run_tells_that_it_ended_early(capsys: Capture) -> None:
+    Path("t.csv").write_text("client,start,end\n0,0,5\n")
+    fleet = "phone*5(up='100B/s', available=\"trace('t.csv')\")"
+    assert fedstrata("run", *options(rounds=9, model="logreg", method="fedavg", fleet=fleet), "--quiet") == 0
+    said = capsys.readouterr()
+    assert "note: the run ends after 1 of 9 rounds: no client's device is there" in said.err
+    assert "after 1 round" in said.out
+
+
 def test_data_dir_and_workers_of_resume(whole: Path, tmp_path: Path, capsys: Capture) -> None:
     shutil.copytree(whole, tmp_path / "run")
     assert fedstrata("resume", "run", "--data-dir", "elsewhere", "--workers", 1, "--json") == 0

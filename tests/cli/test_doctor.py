@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -38,7 +39,7 @@ def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(checkup, "_capability", lambda torch: "AVX2")
     monkeypatch.setattr(checkup, "available_memory", lambda: 8 << 30)
-    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 50 << 30}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 50 << 30}))
     monkeypatch.delenv("FEDSTRATA_DATA", raising=False)
     monkeypatch.setenv("FEDSTRATA_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -134,7 +135,7 @@ def test_the_disk(
     free: int, code: int, kind: str, sound: dict[str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_disk = lambda path: type("Usage", (), {"free": 50 << 30 if str(path) == "/dev/shm" else free})  # noqa: E731
-    monkeypatch.setattr(checkup.shutil, "disk_usage", of_disk)
+    monkeypatch.setattr(shutil, "disk_usage", of_disk)
     found = told(capsys, code)
     assert [name for name in ("problems", "advice") if found[name]] == ([kind] if kind else [])
 

@@ -80,6 +80,23 @@ def test_a_causal_model_whose_embedding_is_its_head(tmp_path: Path) -> None:
         torch.testing.assert_close(loaded(**x.tensors).logits, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("whose", ["archs", "dataset"])
+def test_the_tokenizer_that_texts_were_read_with(tmp_path: Path, whose: str) -> None:
+    """That of clients' own models, or one that the dataset names: the model's folder need not have any."""
+    bert, texts = write_bert(tmp_path / "bert"), write_texts(tmp_path / "texts.tsv", rows=45)
+    if whose == "archs":
+        archs = f"hf('{bert}', blocks=1) + lora(r=1, targets='query'); hf('{bert}') + lora(r=2, targets='query')"
+        trained(tmp_path, "", f"text(path='{texts}')", archs=archs, adapter=None, method="hetlora")
+    else:
+        tokenizer = write_bert(tmp_path / "tokenizer")
+        for path in bert.glob("tokenizer*"):
+            path.unlink()
+        trained(tmp_path, f"hf('{bert}')", f"text(path='{texts}', tokenizer='{tokenizer}')")
+    assert fedstrata("model", "export", tmp_path / "run", "--merged") == 0
+    merged = tmp_path / "run" / "export" / "merged"
+    assert transformers.AutoTokenizer.from_pretrained(merged)("w1")["input_ids"] == [2, 5, 3]
+
+
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("adapter", ["lora(r=2)", "dora(r=2)", "ia3"])
 def test_models_of_ours(tmp_path: Path, name: str, adapter: str) -> None:

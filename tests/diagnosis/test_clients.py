@@ -356,6 +356,7 @@ def test_what_to_do_about_devices_that_are_late() -> None:
     remedies = found(saved)["refused-updates"].remedies
     assert "a longer deadline" in remedies[0].why
     assert [remedy.options for remedy in remedies[1:]] == ["--stragglers narrow"]
+    assert found(saved)["rarely-trained"].explained_by == ("refused-updates",)  # no budget keeps them from training
     some = [replace(r, refused=refused[:1]) for r in records]
     remedies = found(replace(saved, records=some))["refused-updates"].remedies
     assert any(remedy.options == f"--without {CROWD[0]}" for remedy in remedies)

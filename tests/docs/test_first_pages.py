@@ -40,7 +40,7 @@ def _write_pre_trained(place: Path) -> None:
 
     write_bert(place / "models/minilm")
     (place / "data/sst-2").mkdir(parents=True)
-    for part, rows in (("train", 200), ("test", 10)):
+    for part, rows in (("train", 1000), ("test", 10)):
         lines = [f"w{row % 60} w{row % 7}\t{row % 2}" for row in range(rows)]
         (place / f"data/sst-2/{part}.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
 

@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "02_compare_and_publish": {"ROUNDS": 2, "EPOCHS": 1, "SEEDS": [0, 1], "TUNING": [0.1]},
     "03_my_technique": {"ROUNDS": 2, "SEEDS": [0, 1], "EPOCHS": 1},
     "04_depth_and_budget": {"ROUNDS": 2, "WIDTH": 4},
-    "05_to_flower": {"ROUNDS": 2, "DEPLOY": False},  # tests/flower has deployments
+    "05_to_flower": {"ROUNDS": 1, "PATIENTS": 40},
     "06_adapters": {"ROUNDS": 1, "LETTERS": 20, "PRETRAINED": False},
 }
 """Script → its parameters here."""
@@ -83,7 +83,8 @@ def test_what_a_cell_puts_out() -> None:
     assert outputs[1] == []
     printed, result = outputs[2]
     assert (printed["text"], result["data"]) == (["5\n"], {"text/plain": ["6"]})
-    notebook = as_notebook(cells, outputs, 0.0)
+    notebook = as_notebook(cells, outputs, {"seconds": 1.26})
+    assert notebook["metadata"]["fedstrata"] == {"seconds": 1.3}
     assert [cell.get("execution_count") for cell in notebook["cells"]] == [None, 1, 2]
     pytest.importorskip("nbformat").validate(notebook)
     with pytest.raises(KeyError, match="no parameters m"):

@@ -35,11 +35,17 @@ WIDTHS = (1400, 390)
 LOOKED_AT = (
     "index",
     "get-started",
+    "tutorials/index",
+    "tutorials/01-my-hospitals",
+    "tutorials/05-to-flower",
     "howto/own-data",
+    "howto/from-a-loop",
     "concepts/strata",
     "methods",
     "reference/command-line",
+    "reference/python/federation",
     "results/index",
+    "results/hospitals",
 )
 """Pages that are opened in a browser."""
 
@@ -196,9 +202,8 @@ def test_pages_fit_the_screen_load_nothing_else_and_are_open_to_all(browser: Any
     for name in LOOKED_AT:
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
-        if name in ("index", "methods"):
-            page.wait_for_timeout(200)  # the theme goes on a while after the page is there
-            assert violations(page) == [], name
+        page.wait_for_timeout(200)  # the theme goes on a while after the page is there
+        assert violations(page) == [], name
     context.close()
     assert not [address for address in asked if not address.startswith(("file:", "data:", "blob:", "about:"))]
     assert not wrong

@@ -20,6 +20,8 @@ from tests.contract.standins import Limit
 from tests.engines.worlds import EIGHT, SIZES, check_close, check_same, convnet, flat, noisy, pictures, run
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+KERNELS = 0.2
+"""By what share the memory of training may differ: a device's kernels hold other things, and the models are tiny."""
 
 
 def make_devices() -> None:
@@ -56,11 +58,11 @@ def main() -> None:
         {"model": noisy(), "probe": "all"},
     ]
     for world in worlds:
-        check_same(run(**world, engine="serial", device="toy:1"), run(**world, engine="serial"))
+        check_same(run(**world, engine="serial", device="toy:1"), run(**world, engine="serial"), KERNELS)
     print("serial")
     remembering: dict[str, Any] = {"method": fs.chain(Scaffold(), Limit(limit=0.05)), "rounds": 4}
     found = run(**remembering, engine="processes", workers=2, device="toy:1,toy:0")
-    check_same(found, run(**remembering, engine="serial"))
+    check_same(found, run(**remembering, engine="serial"), KERNELS)
     print("processes")
     unequal: dict[str, Any] = {"clients": flat(*range(3, 23)), "participation": 1.0}
     for world in (unequal, {"method": "scaffold + feddyn(alpha=0.1) + fedlc"}, {"method": "local"}):

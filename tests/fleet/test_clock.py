@@ -151,8 +151,8 @@ def test_who_is_there_is_drawn(tmp_path: Path) -> None:
     fleet = f"a*6(up='100B/s', available=\"trace('{tmp_path / 't.csv'}')\")"
     fed = build(fleet=fleet, participation=2, rounds=40)
     seen: list[tuple[float, list[int]]] = []
-    with pytest.raises(fs.UsageError, match="no client's device is there after simulated second"):
-        fed.fit(lambda record: seen.append((record.simulated_seconds or 0.0, record.clients)))
+    fed.fit(lambda record: seen.append((record.simulated_seconds or 0.0, record.clients)))
+    assert f"the run ends after {len(seen)} of 40 rounds" in fed.notes[-1]
     began = [0.0] + [max(end, 100.0) if end >= 10 else end for end, _ in seen[:-1]]
     assert seen[0][1] == [0, 1]
     for begin, (_, clients) in zip(began, seen, strict=True):
@@ -189,6 +189,29 @@ def test_a_run_is_not_resumed_with_other_traces(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("client,start,end\n1,0,99\n")
     with pytest.raises(fs.UsageError, match="was run with other traces"):
         make(resume=True)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbuff(buffer=2)"])
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_a_run_ends_when_nobody_is_ever_there_again(tmp_path: Path, engine: str, method: str) -> None:
+    """With the rounds that it has, and a note; a resume finds nobody, either. A trial begins anew in second 0."""
+    rows = ["0,0,10", "1,0,10", "1,50,51"]
+    (tmp_path / "t.csv").write_text("\n".join(["client,start,end", *rows]))
+    fleet = f"a*6(up='100B/s', available=\"trace('{tmp_path / 't.csv'}')\")"
+    make = partial(build, fleet=fleet, method=method, rounds=40, out=tmp_path / "run", engine=engine)
+    workers = {"workers": 2} if engine == "processes" else {}
+    fed = make(**workers)
+    done = len(fed.fit().records)
+    assert 0 < done < 40
+    (note,) = [note for note in fed.notes if "the run ends" in note]
+    assert note.startswith(
+        f"the run ends after {done} of 40 rounds: no client's device is there after simulated second"
+    )
+    summary = SavedRun.read(tmp_path / "run").summary
+    assert summary["rounds"] == done
+    assert note in summary["notes"]
+    assert fed.dry_run(2).rows
+    assert len(make(resume=True, **workers).fit().records) == done
 
 
 def test_what_has_no_meaning_is_refused(tmp_path: Path) -> None:

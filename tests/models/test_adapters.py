@@ -183,6 +183,39 @@ def test_a_model_that_its_user_has_adapted(tmp_path: Path) -> None:
     assert {name_in_base(n) for n in base_names(ours)} <= names  # its wrapper keeps a frozen copy of the head
     trained = {n for n, p in theirs.named_parameters() if p.requires_grad}
     assert any("classifier" in n for n in trained)
+    other = peft.get_peft_model(build(folder, seed=1), config)  # at another site, where its first head was drawn anew
+    assert base_digest(theirs) == base_digest(other) != ""
+    with torch.no_grad():
+        other.get_base_model().bert.pooler.dense.bias[0] += 1
+    assert base_digest(theirs) != base_digest(other)
+
+
+@pytest.mark.filterwarnings("ignore:LoRA adapter added to ConvNd layer with groups")
+def test_layers_that_are_not_one_matrix() -> None:
+    """Channels by groups, and attention's several weights: none of our adapters, and no product of peft's."""
+    import peft
+
+    layers = [nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Flatten(), nn.Linear(32, 3)]
+    x = torch.randn(3, 4, 2, 2, generator=torch.Generator().manual_seed(0))
+    found = strata(adapt(nn.Sequential(*copy.deepcopy(layers)), "lora(r=2)", x), x)
+    assert [s.name for s in found if s.low_rank] == ["0"]
+    with pytest.raises(UsageError, match="no linear or convolutional layer that could have one is called '1'"):
+        adapt(nn.Sequential(*copy.deepcopy(layers)), "lora(r=2, targets='1')", x)
+    theirs = peft.get_peft_model(nn.Sequential(*layers), peft.LoraConfig(r=8, target_modules=["0", "1"]))
+    assert len(adapters_of(strata(theirs, x))) == 1
+    attention = peft.get_peft_model(Attentive(), peft.LoraConfig(r=2, target_modules=["attention"]))
+    assert adapters_of(strata(attention, torch.randn(2, 3, 4))) == ()
+
+
+class Attentive(nn.Module):
+    """Attention whose layers read their weights by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.attention(x, x, x)[0].mean(1))
 
 
 def test_what_trains_beside_the_adapters(tmp_path: Path) -> None:
@@ -223,6 +256,8 @@ def test_targets_are_names_or_patterns(tmp_path: Path) -> None:
         ("lora(alpha=-1.0)", "alpha must be above 0"),
         ("lora(dropout=1.0)", "dropout must be from 0 up to"),
         ("lora(trains='hed')", "no module is called 'hed'"),
+        ("lora(targets='nothing-like-it')", r"'nothing-like-it' \(known: dense, key, query, value\)"),
+        ("ia3(targets='key', feedforward='dense')", r"none of its targets is called 'dense' \(known: key\)"),
         ("lora(rank=8)", "has no argument 'rank'"),
         ("lara", "there is no adapter 'lara'.*lora"),
     ],

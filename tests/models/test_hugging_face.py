@@ -156,6 +156,15 @@ def test_one_sentence(tmp_path: Path, spoil: Any, arguments: dict[str, Any], ref
     assert "\n" not in str(told.value)
 
 
+def test_adapters_beside_a_model_are_not_read(tmp_path: Path) -> None:
+    """The library would load them, pickled ones too, and they would be part of a base that nobody knows of."""
+    folder = write_bert(tmp_path)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "some/model"}')
+    torch.save({}, folder / "adapter_model.bin")
+    with pytest.raises(UsageError, match="holds adapters of peft's, which are not read: merge them into their model"):
+        build(folder)
+
+
 def test_a_head_of_other_classes_is_made_anew(tmp_path: Path) -> None:
     """What was tuned for two classes serves for three, with a new head; any other weight must fit."""
     two = build(write_bert(tmp_path / "base"), outputs=2)

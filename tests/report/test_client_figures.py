@@ -162,3 +162,4 @@ def test_a_curve_says_whose_model_it_is_of() -> None:
     assert "of the global model on the test set" in found[0]
     assert "of the clients' own models, in the mean over the clients, on the test set" in found[1]
     assert "of the global model, or of the clients' own models" in found[2]
+    assert "of the global model, or of the clients' own" in figures.against_costs(group_runs([plain, own]))[0].about

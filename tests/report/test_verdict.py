@@ -50,13 +50,13 @@ def test_the_best_is_told_with_its_lead_and_its_price() -> None:
         ([run(0.5), run(0.4, "fedprox", seed=1)], "They have no seed in common: it may be chance."),
         ([run(0.5), run(0.4, "fedprox")], "It sends 1.5 kB, as all do, and computes 1 MFLOP, as all do."),
         ([run(0.5), run(0.5, "fedprox")], "fedavg and fedprox are even: 50.00 % final accuracy."),
-        ([run(0.5), run(0.4, "local", sent=0)], "It sends 1.5 kB, where local needs nothing"),
+        ([run(0.5, "fedper"), run(0.4, "local", sent=0)], "It sends 1.5 kB, where local needs nothing"),
         ([run(0.5), run(0.4, "fedprox"), run(0.3, "b", sent=600)], "b, which sends least, is 20.00 points behind."),
         ([run(0.5), run(0.4, "fedprox"), run(0.9, "centralised")], "in one place, is 40.00 points ahead."),
         ([run(0.5), run(0.9, "centralised")], "fedavg ended with 50.00 % final accuracy."),
         ([run(0.5), run(0.4, "fedprox", summary={})], "Not all runs have ended."),
         ([run(0.5), run(None, "fedprox", summary={"diverged": 1})], "Diverged: fedprox."),
-        ([run(0.5), run(0.4, "fedper")], "by clients' own models, since the server has no whole one: fedper."),
+        ([run(0.5), run(0.4, "fedper")], "since the server has no whole one, and ranked apart: fedper."),
         ([saved([]), saved([], method="fedprox")], "No round has ended yet."),
     ],
 )
@@ -72,6 +72,28 @@ def test_methods_are_ranked_on_one_problem_alone() -> None:
     assert words.startswith("Data or faults differ: methods are ranked in each of 2 settings.")
     assert "fedprox, partition=by is best: 60.00 % final accuracy, 10.00 points ahead of fedavg, partition=by" in words
     assert [row[2] for row in standing(group_runs(runs)).rows] == ["best", "10.00 points"] * 2
+
+
+def test_no_column_holds_global_and_own_models() -> None:
+    """90 % of clients' own models are no victory over a global model that is right on 50 %."""
+    runs = [run(0.4, "fedper"), run(0.5), run(0.9, "fedbn"), run(0.3, "fedprox")]
+    words = told(runs)
+    assert words.startswith("fedavg is best: 50.00 % final accuracy, 20.00 points ahead of fedprox.")
+    assert "fedbn is best: 90.00 % final accuracy, 50.00 points ahead of fedper." in words
+    groups = group_runs(runs)
+    table = standing(groups)
+    assert table.head[:4] == ("method", "accuracy", "accuracy, own models", "behind")
+    assert [row[:4] for row in table.rows] == [
+        ("fedavg", "50.00 %", "–", "best"),
+        ("fedprox", "30.00 %", "–", "20.00 points"),
+        ("fedbn", "–", "90.00 %", "best"),
+        ("fedper", "–", "40.00 %", "50.00 points"),
+    ]
+    found = results(groups)
+    rows = [dict(zip(found.head, row, strict=True)) for row in found.rows]
+    assert [row["accuracy"] for row in rows] == ["–", "50.00 %", "–", "30.00 %"]
+    assert [row["best, own models"] for row in rows] == ["40.00 %", "–", "90.00 %", "–"]
+    assert standing(groups[::2]).head[:3] == ("method", "accuracy", "behind")
 
 
 def test_less_is_better_where_the_metric_says_so() -> None:

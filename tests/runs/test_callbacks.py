@@ -142,6 +142,17 @@ def test_what_is_no_callback_is_refused(wrong: Any) -> None:
         federation().fit(wrong, progress=False)
 
 
+def test_a_method_that_nothing_calls_is_refused() -> None:
+    class Mistyped(fs.Callback):
+        def on_rounds(self, federation: Any, record: fs.Record) -> None:
+            """Would be silent."""
+
+    with pytest.raises(
+        fs.UsageError, match=r"^nothing calls the method 'on_rounds' of Mistyped \(did you mean 'on_round'\?\)$"
+    ):
+        federation().fit(Mistyped(), progress=False)
+
+
 class Draws(fs.Callback):
     """Draws random numbers, and seeds, wherever it is called."""
 

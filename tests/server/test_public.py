@@ -158,6 +158,6 @@ def test_another_dataset() -> None:
 def test_a_dataset_whose_targets_are_all_the_same(tmp_path: Path) -> None:
     """As data without labels is often written: nobody looks at them."""
     np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).normal(size=(30, 4)), y=np.zeros(30, np.int64))
-    assert len(_public(f"npz(path='{tmp_path}/x.npz')", RunConfig())) > 0
+    assert len(_public(f"npz(path='{tmp_path}/x.npz')", RunConfig.model_validate({}))) > 0
     with pytest.raises(fs.UsageError, match="npz"):
-        _public(f"npz(path='{tmp_path}/none.npz')", RunConfig())
+        _public(f"npz(path='{tmp_path}/none.npz')", RunConfig.model_validate({}))

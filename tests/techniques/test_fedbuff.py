@@ -180,6 +180,27 @@ def test_only_what_is_under_way_is_kept_of_earlier_states() -> None:
     assert len({r.simulated_seconds for r in fed.records}) == 12
 
 
+def test_who_has_nothing_to_train_fills_no_buffer() -> None:
+    """Such a visit takes next to no time: two of them would end every round before anybody else is done."""
+    fed = build(method="fedbuff(buffer=2)", fleet="phone*3(memory='1B'); pc*3(flops='1M/s')")
+    assert {client for record in fed.fit().records for client in record.clients} <= {3, 4, 5}
+    assert all(record.active == ["0", "2"] for record in fed.records)
+    # Under FedPart, the stratum next to the input, of which a step takes 1,520 bytes, is the computer's alone.
+    schedule = "fedbuff(buffer=1) + fedpart(full_rounds=0, rounds_per_stratum=2)"
+    fed = build(method=schedule, fleet="phone*5(memory='1450B'); pc(flops='1M/s')", rounds=8)
+    trained = [(record.active, record.clients) for record in fed.fit().records]
+    assert trained[0] == (["0"], [5])
+    assert all(active for active, _ in trained)
+
+
+def test_a_round_that_nobody_can_train_in_passes() -> None:
+    """No device can train the first stratum: FedPart's first round is empty, and spoils none that comes after it."""
+    schedule = "fedbuff(buffer=2) + fedpart(full_rounds=0, rounds_per_stratum=1)"
+    fed = build(method=schedule, fleet="phone*6(memory='1450B', flops='1M/s')")
+    assert [record.active for record in fed.fit().records] == [[], *[["2"]] * 5]
+    assert [len(record.clients) for record in fed.records[:2]] == [2, 2]
+
+
 def test_rounds_after_the_last_one_wait_for_everybody() -> None:
     fed = build(method="fedbuff(buffer=2) + finetune(epochs=1)", rounds=2)
     fed.fit()

@@ -534,7 +534,7 @@ def test_clients_of_different_depth(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (two.metrics["flops"] == 0) == lacks
         idle += [part.name] * lacks
         messages.clear()
-    assert idle == [f"{block}.conv{n}" for block in ("layer2.1", "layer3.1") for n in (1, 2)]
+    assert idle == [f"{block}.conv{n}" for block in ("layer3.1", "layer4.1") for n in (1, 2)]
 
 
 def test_a_round_in_which_nobody_holds_the_stratum() -> None:
@@ -574,9 +574,9 @@ def test_a_pattern_may_name_what_only_some_clients_hold() -> None:
     deep, clients = build_model("resnet14(width=2)", (3, 8, 8), 5, seed=0), zoo("resnet8")[1]
     shallow = build_model("resnet10(width=2)", (3, 8, 8), 5, seed=0)
     settings: dict[str, Any] = {"archs": {"shallow": shallow}, "arch_of": lambda c: "shallow" if c else ""}
-    method = "fedpart(full_rounds=0, rounds_per_stratum=1, strata=('layer2.1*', 'head'))"
+    method = "fedpart(full_rounds=0, rounds_per_stratum=1, strata=('layer3.1*', 'head'))"
     records = federation(deep, clients, method, rounds=2, **settings).fit().records
-    assert [r.active for r in records] == [["layer2.1.conv1", "layer2.1.conv2"], ["head"]]
+    assert [r.active for r in records] == [["layer3.1.conv1", "layer3.1.conv2"], ["head"]]
 
 
 def test_a_pattern_that_names_only_what_the_user_froze() -> None:

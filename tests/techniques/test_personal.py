@@ -338,6 +338,10 @@ def test_mistakes_get_one_sentence(method: str, says: str) -> None:
         federation(method)
 
 
+def test_a_note_is_told_once() -> None:
+    assert fs.method("fedper + fedrep").notes == fs.method("fedper").notes
+
+
 def test_statistics_of_kept_norm_layers_cannot_be_averaged() -> None:
     model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
     clients = [(torch.randn(4, 1), torch.tensor([0, 1, 0, 1]))] * 2

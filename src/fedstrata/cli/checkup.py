@@ -131,8 +131,8 @@ def _reinstall_line(version: str) -> str:
 def _check_packages(found: Checkup) -> None:
     python, required = ".".join(map(str, sys.version_info[:3])), list(_required())
     found.versions |= {NAME: __version__, "python": python}
-    wanted = metadata.metadata(NAME).get("Requires-Python", "") if required else ""
-    if not fits(python, str(wanted)):
+    wanted = metadata.metadata(NAME)["Requires-Python"] if required else ""
+    if not fits(python, wanted):
         found.problems.append(Remark(f"Python is {python}, and fedstrata needs {wanted}", "use such a Python"))
     if not required:
         found.versions |= {"torch": _installed("torch")}

@@ -148,9 +148,13 @@ def _fit(federation: Federation, config: Callable[[], RunConfig], screen: Consol
     callbacks: list[Callback | RecordListener] = [ReportWriter(_note)] if wanted.report else []
     callbacks += wanted.trackers
     if wanted.quiet or wanted.as_json:
-        for note in federation.notes:
+        told = federation.notes
+        for note in told:
             _note(note)
-        return federation.fit(*callbacks, progress=False)
+        history = federation.fit(*callbacks, progress=False)
+        for note in federation.notes[len(told) :]:
+            _note(note)
+        return history
     settings = config()
     rows = {"data": f"{settings.dataset}, {settings.partition}", "model": settings.archs or settings.model}
     screen.print(console.header(federation, rows))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,9 +67,10 @@ def _find_cached(what: str, name: str) -> Path:
     try:
         return Path(snapshot_download(name, local_files_only=True))
     except (OSError, ValueError):  # not in the cache, or no name of a model at all
+        fetched = "" if name[:1] in (".", "/", "~") or name.count("/") > 1 else f"; `hf download {name}` does"
         raise UsageError(
-            f"{what}: '{name}' is neither a folder nor in the cache of Hugging Face, and nothing is fetched here; "
-            f"`hf download {name}` does"
+            f"{what}: '{name}' is neither a folder nor in the cache of Hugging Face, and nothing is fetched here"
+            f"{fetched}"
         ) from None
 
 
@@ -96,11 +97,37 @@ def reading(what: str, folder: Path) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def read_tokenizer(what: str, name: str) -> tuple[Any, int]:
+    """(the tokenizer in a folder, or of a name in the cache; the token that fills short texts up)."""
+    library = load_library(what)
+    folder = find_folder(what, name, "tokenizer*")
+    with reading(what, folder):
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = None
+    with suppress(UsageError), reading(what, folder):  # there need not be a model beside it
+        config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return tokenizer, _choose_padding(config, tokenizer)
+
+
+def is_token(number: Any, config: Any) -> bool:
+    """Whether a number stands for one of a model's tokens; old files say -1 for none."""
+    return isinstance(number, int) and 0 <= number < getattr(config, "vocab_size", 1 << 62)
+
+
+def _choose_padding(config: Any, tokenizer: Any) -> int:
+    """The token that the model takes for padding, else the tokenizer's, else the one that ends a text.
+
+    A mask says what is padding, but decoders that classify a text look for its last token by this number.
+    """
+    known: list[Any] = [getattr(config, "pad_token_id", None), tokenizer.pad_token_id, tokenizer.eos_token_id]
+    return next((number for number in known if is_token(number, config)), 0)
+
+
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
 
 
 def copy_tokenizer(name: str, into: Path) -> None:
-    """Lay a tokenizer's files beside a model that was trained with it."""
-    folder = find_folder("the tokenizer", name, "tokenizer*")
+    """Lay a tokenizer's files, if there are any, beside a model that was trained with it."""
+    folder = find_folder("the tokenizer", name)
     for path in sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()}):
         shutil.copyfile(path, into / path.name)

@@ -200,8 +200,8 @@ class Method:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the results must know."""
-        return tuple(t.caveat for t in self.techniques if t.caveat)
+        """What a reader of the results must know, each once."""
+        return tuple(dict.fromkeys(t.caveat for t in self.techniques if t.caveat))
 
     @property
     def papers(self) -> tuple[Paper, ...]:

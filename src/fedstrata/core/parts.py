@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedstrata.core.lazy import torch
 from fedstrata.errors import UsageError
 
@@ -91,7 +93,7 @@ class Parts:
         """
         named = isinstance(given, Mapping)
         items = given.items() if isinstance(given, Mapping) else enumerate(given)
-        made = Parts({str(name): torch.as_tensor(part) for name, part in items}, named)
+        made = Parts({str(name): as_tensor(part) for name, part in items}, named)
         rows = {name: len(part) if part.dim() else None for name, part in made.tensors.items()}
         if not rows or len(set(rows.values())) > 1 or None in rows.values():
             told = ", ".join(f"{name} {count}" for name, count in rows.items())
@@ -207,8 +209,13 @@ def as_batch(given: Any) -> Any:
     return batch
 
 
+def as_tensor(given: Any) -> Tensor:
+    """A tensor of whatever stands for one; an array that nobody may write to (pandas has these) is copied first."""
+    return torch.as_tensor(np.require(given, requirements="W") if isinstance(given, np.ndarray) else given)
+
+
 def _tensor_or_parts(given: Any) -> Any:
-    return Parts.of(given) if isinstance(given, Mapping | tuple) else torch.as_tensor(given)
+    return Parts.of(given) if isinstance(given, Mapping | tuple) else as_tensor(given)
 
 
 def call_on(model: Callable[..., Any], inputs: Tensor | Parts) -> Any:

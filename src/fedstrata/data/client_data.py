@@ -26,6 +26,7 @@ from fedstrata.data.examples import (
     sizes,
 )
 from fedstrata.data.labels import read_classes
+from fedstrata.data.no_data import refuse_no_clients
 from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def _drop_empty(data: ClientData) -> ClientData:
 
 def _take_all_apart(clients: Sequence[Any]) -> ClientData:
     """Entries that are (train, test), as two lists; most federations have none."""
+    refuse_no_clients(clients)
     if isinstance(clients, Split) or not isinstance(clients, Sequence):
         return ClientData(clients)
     parts = [take_apart(entry, number) for number, entry in enumerate(clients)]

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import numpy as np
 
 from fedstrata.core.lazy import functional, torch
-from fedstrata.core.parts import Parts, stack_inputs, zeros_of
+from fedstrata.core.parts import Parts, as_tensor, stack_inputs, zeros_of
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.types import Augment, Examples, replace_fields
 from fedstrata.data.labels import read_classes
+from fedstrata.data.no_data import LIST, refuse_no_data
 from fedstrata.data.padding import cut_padding
 from fedstrata.errors import UsageError
 
@@ -401,6 +402,7 @@ def as_examples(data: Any, whose: str = "", read: ReadTargets = read_classes) ->
         return MapExamples(data.dataset, data.whose or whose, read)
     if isinstance(data, Examples):
         return CheckedExamples(data, whose, read)
+    refuse_no_data(data, whose)
     arrays = torch.Tensor | np.ndarray
     if (
         isinstance(data, Sequence)
@@ -420,7 +422,7 @@ def _as_inputs(given: Any) -> Any:
     """A tensor, or several by name or by position."""
     if isinstance(given, Parts):
         return given
-    return Parts.of(given) if isinstance(given, Mapping | tuple) else torch.as_tensor(given)
+    return Parts.of(given) if isinstance(given, Mapping | tuple) else as_tensor(given)
 
 
 def _read_again(data: TensorExamples, whose: str, read: ReadTargets) -> TensorExamples:
@@ -437,10 +439,7 @@ def per_client(clients: Sequence[Any], read: ReadTargets = read_classes) -> Sequ
         whole = _read_again(clients.whole, "all data", read)
         return clients if whole is clients.whole else replace(clients, whole=whole)
     if isinstance(clients, tuple) and len(clients) == 2 and all(isinstance(c, torch.Tensor) for c in clients):
-        raise UsageError(
-            "clients is a list with one entry per client, and this is one pair of tensors: write [(x, y)] for a single "
-            "client"
-        )
+        raise UsageError(f"{LIST}, and this is one pair of tensors: write [(x, y)] for a single client")
     return [as_examples(data, f"client {number}", read) for number, data in enumerate(clients)]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstrata.core.lazy import torch
+from fedstrata.core.parts import as_tensor
 from fedstrata.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def class_numbers(labels: Any, whose: str = "", index: Tensor | None = None, sig
     With `signed`, those below 0 are left to whoever trains on them.
     """
     try:
-        given = torch.as_tensor(labels)
+        given = as_tensor(labels)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # such as words
         raise _refusal(labels[0] if len(labels) else labels, whose, None) from None
     if given.dim() != 1 or given.is_complex():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstrata.core.hugging_face import find_folder, load_library, reading
+from fedstrata.core.hugging_face import read_tokenizer
 from fedstrata.core.lazy import torch
 from fedstrata.core.parts import Parts
 from fedstrata.core.rng import generator
@@ -61,12 +61,7 @@ class TextReader:
                 f"whose, {name}(tokenizer='PATH')"
             )
         self._options, what = options, f"the tokenizer of {name}"
-        library = load_library(what)
-        folder = find_folder(what, options.tokenizer, "tokenizer*")
-        with reading(what, folder):
-            self._tokenizer: Any = library.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+        self._tokenizer, self._blank = read_tokenizer(what, options.tokenizer)
         self._length = self._find_length()
         self.vocabulary, self.note = len(self._tokenizer), f"texts of up to {self._length} tokens"
 
@@ -84,8 +79,7 @@ class TextReader:
         whole = self._length + self._options.next_token
         rows = self._tokenizer(list(texts), truncation=True, max_length=whole)["input_ids"] if len(texts) else []
         counts = np.array([len(row) for row in rows], np.int64)
-        blank = self._tokenizer.pad_token_id
-        ids = np.full((len(rows), int(counts.max(initial=1))), 0 if blank is None else blank, np.int64)
+        ids = np.full((len(rows), int(counts.max(initial=1))), self._blank, np.int64)
         mask = np.arange(ids.shape[1]) < counts[:, None]
         ids[mask] = np.concatenate([np.asarray(row, np.int64) for row in rows]) if len(rows) else []
         parts = {"input_ids": torch.from_numpy(ids), MASK: torch.from_numpy(mask.astype(np.int64))}

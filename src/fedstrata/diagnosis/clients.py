@@ -463,7 +463,7 @@ ALL = THRESHOLDS.keys() - STANDING
 
 CLIENT_RULES = (
     Rule("broken-inputs", broken_inputs, explains=frozenset({*ALL, "refused-updates", "broken-data"})),
-    Rule("refused-updates", refused_updates, explains=frozenset({"no-learning"})),
+    Rule("refused-updates", refused_updates, explains=frozenset({"no-learning", "rarely-trained"})),
     Rule("hostile-updates", hostile_updates, probes=("visits",), explains=frozenset(ALL)),
     Rule("broken-labels", broken_labels, probes=("exchange",), explains=frozenset(ALL)),
     Rule("broken-data", broken_data, probes=("visits",), explains=frozenset(ALL)),

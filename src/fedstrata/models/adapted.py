@@ -67,8 +67,12 @@ def is_part(shape: Sequence[int], whole: Sequence[int], axis: int | None) -> boo
 
 
 def base_digest(model: nn.Module) -> str:
-    """Sixteen hex digits of the frozen base, by names, types, shapes and numbers; empty where there is none."""
-    names = base_names(model)
+    """Sixteen hex digits of the frozen base, by names, types, shapes and numbers; empty where there is none.
+
+    What never runs is no part of it: peft keeps a head as it was at first beside the one that trains, and its numbers
+    were drawn anew by everybody.
+    """
+    names = base_names(model) - _replaced_names(model)
     if not names:
         return ""
     params: dict[str, Tensor] = {name_in_base(n): p for n, p in model.named_parameters() if n in names}
@@ -80,6 +84,19 @@ def base_digest(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def _replaced_names(model: nn.Module) -> frozenset[str]:
+    """The parameters of modules in whose place peft runs a copy."""
+    around = [(name, m) for name, m in model.named_modules() if hasattr(m, "original_module") and _has_copy(m)]
+    return frozenset(
+        f"{name}.original_module.{n}" for name, m in around for n, _ in m.original_module.named_parameters()
+    )
+
+
+def _has_copy(module: Any) -> bool:
+    copies = getattr(module, "modules_to_save", ())
+    return any(adapter in copies for adapter in module.active_adapters)
+
+
 def find_low_rank(model: nn.Module) -> dict[str, LowRank]:
     """Layer → its adapter, of those that have one of low rank."""
     names = {id(p): name for name, p in model.named_parameters()}
@@ -88,9 +105,13 @@ def find_low_rank(model: nn.Module) -> dict[str, LowRank]:
 
 
 def _low_rank_of(name: str, layer: Any, names: dict[int, str]) -> LowRank | None:
-    """A layer's adapter, if it has one of low rank."""
+    """A layer's adapter, if it has one of low rank, and W + scale·B·A is one matrix.
+
+    It is not where channels of a convolution go by groups, nor where several weights are in one layer, as in attention.
+    """
     active = [adapter for adapter in layer.active_adapters if adapter in getattr(layer, "lora_A", ())]
-    if not active:
+    base = layer.get_base_layer()
+    if not active or id(getattr(base, "weight", None)) not in names or getattr(base, "groups", 1) > 1:
         return None
     if len(active) > 1:
         raise UsageError(
@@ -101,7 +122,7 @@ def _low_rank_of(name: str, layer: Any, names: dict[int, str]) -> LowRank | None
     return LowRank(
         a=names[id(layer.lora_A[chosen].weight)],
         b=names[id(layer.lora_B[chosen].weight)],
-        weight=names[id(layer.get_base_layer().weight)],
+        weight=names[id(base.weight)],
         scale=float(layer.scaling[chosen]),
         transposed=bool(getattr(layer, "fan_in_fan_out", False)),
         magnitude=names[id(magnitudes[chosen].weight)] if chosen in magnitudes else None,

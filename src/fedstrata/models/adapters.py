@@ -109,7 +109,11 @@ def ia3(*, targets: Names = "", feedforward: Names = (), trains: Names = HEAD) -
     inputs = _split(feedforward)
 
     def config(pattern: str) -> Any:
-        held = [name for name in re.findall(r"[^|()]+", pattern) if _is_named(name.replace("\\", ""), inputs)]
+        names = [name.replace("\\", "") for name in re.findall(r"[^|()]+", pattern)]
+        for each in inputs:
+            if not any(_is_named(name, [each]) for name in names):
+                raise UsageError(f"adapter 'ia3': none of its targets is called '{each}'{_suggest(each, names)}")
+        held = [re.escape(name) for name in names if _is_named(name, inputs)]
         chosen = "|".join(held)
         return _load_peft().IA3Config(target_modules=pattern, feedforward_modules=f"({chosen})" if held else [])
 
@@ -183,6 +187,12 @@ def _is_named(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for pattern in patterns)
 
 
+def _suggest(pattern: str, names: Sequence[str]) -> str:
+    """The nearest name, or the last parts of all: deep models have hundreds of names."""
+    ends = {end for name in names if not (end := name.rpartition(".")[2]).isdigit()}
+    return did_you_mean(pattern, {*ends, *names}, ends)
+
+
 def _free_modules(model: nn.Module, made: Adapter, sample: Any) -> list[nn.Module]:
     """The modules that train as they are."""
     found: list[nn.Module] = []
@@ -193,7 +203,7 @@ def _free_modules(model: nn.Module, made: Adapter, sample: Any) -> list[nn.Modul
             continue
         chosen = [name for name in names if _is_named(name, [pattern])]
         if not chosen:
-            raise UsageError(f"adapter '{made.name}': no module is called '{pattern}'{did_you_mean(pattern, names)}")
+            raise UsageError(f"adapter '{made.name}': no module is called '{pattern}'{_suggest(pattern, names)}")
         found += map(model.get_submodule, chosen)
     return found
 
@@ -230,10 +240,9 @@ def _find_targets(model: nn.Module, made: Adapter, free: Sequence[nn.Module]) ->
         return layers
     for pattern in made.targets:
         if not any(_is_named(name, [pattern]) for name in layers):
-            ends = sorted({name.rpartition(".")[2] for name in layers})
             raise UsageError(
                 f"adapter '{made.name}': no linear or convolutional layer that could have one is called "
-                f"'{pattern}'{did_you_mean(pattern, [*ends, *layers])}"
+                f"'{pattern}'{_suggest(pattern, layers)}"
             )
     return [name for name in layers if _is_named(name, made.targets)]
 
@@ -248,7 +257,10 @@ def _tied_modules(model: nn.Module) -> set[int]:
 
 
 def _takes_adapters(module: nn.Module) -> bool:
-    """Whether a module is a linear or a convolutional layer; those of GPT-2 are linear ones of Hugging Face's own."""
+    """Whether a module is a linear or a convolutional layer; those of GPT-2 are linear ones of Hugging Face's own.
+
+    Convolutions whose channels go by groups, such as depthwise ones, cannot be merged with an adapter.
+    """
     if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return True
+        return getattr(module, "groups", 1) == 1
     return type(module).__module__ == "transformers.pytorch_utils" and type(module).__name__ == "Conv1D"

@@ -71,7 +71,7 @@ class Strata(tuple[Stratum, ...]):
 
 def strata_table(strata: Sequence[Stratum]) -> str:
     """Strata as an HTML table: what each holds, and what is special about it."""
-    columns = ("", "stratum", "stage", "special", "parameter tensors", "buffers", "of these in norm layers")
+    columns = ("no.", "stratum", "stage", "special", "parameter tensors", "buffers", "of these in norm layers")
     rows = [
         (
             place,

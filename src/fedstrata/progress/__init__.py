@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedstrata.errors import UsageError
 from fedstrata.runs.callbacks import Callback
 from fedstrata.system.prompt import at_prompt, in_notebook
 
@@ -13,6 +14,8 @@ def progress_callbacks(progress: bool | None) -> list[Callback]:
         progress: None shows it where somebody waits for the prompt to come back, in notebooks and in an interactive
             interpreter; programs are silent unless they ask.
     """
+    if progress is not None and not isinstance(progress, bool):
+        raise UsageError(f"progress is True, False or None, not {progress!r}")
     if not (in_notebook() or at_prompt() if progress is None else progress):
         return []
     if in_notebook():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -19,6 +21,8 @@ from fedstrata.runs.round_text import COLUMNS, column_title, columns_of, refusal
 
 SHOWN = 8
 """Rounds that the live table shows."""
+SECONDS = 1.0
+"""How often to look whether the terminal is still there."""
 _DISPENSABLE = ("train loss", "trains", "seconds", "down", "up", "test loss")
 """What a narrow terminal goes without, first to last."""
 
@@ -100,10 +104,23 @@ class LiveProgress(Callback):
         self._visit = self._clients.add_task("clients", total=None)
         self._live = Live(self, console=self._console, refresh_per_second=8, transient=True)
         self._live.start()
+        self._looked = monotonic()
+
+    def _look(self) -> None:
+        """Look now and then whether the terminal is still there: the view is silent about a closed one.
+
+        Raises:
+            OSError: if it was closed, as printing to it would.
+        """
+        if monotonic() - self._looked > SECONDS:
+            self._looked = monotonic()
+            if not self._console.is_terminal:
+                raise OSError(errno.EIO, "the terminal was closed")
 
     def on_visit(self, federation: Followed, done: int, total: int) -> None:
         """Move the bar of clients."""
         self._clients.update(self._visit, completed=done, total=total)
+        self._look()
 
     def on_round(self, federation: Followed, record: Record) -> None:
         """Move the bar of rounds, and print what was refused above the view."""
@@ -111,6 +128,7 @@ class LiveProgress(Callback):
         self._rounds.update(self._round, completed=record.round)
         for line in refusals(record):
             self._console.print(line, style="yellow")
+        self._look()
 
     def on_end(self, federation: Followed, error: BaseException | None) -> None:
         """Let go of the terminal; after an error no summary follows, so the rounds stay on the screen."""

@@ -337,7 +337,9 @@ def against_costs(groups: Sequence[RunGroup]) -> list[Figure]:
                 trace["hovertemplate"] += f"<br>after %{{x:.3s}}{unit}, round %{{customdata[0]}}"
         x = axis(f"{what} {how}", tickformat="~g" if name == "simulated" else "~s", ticksuffix=unit, rangemode="tozero")
         shape = layout(x, metric_axis(metric), hovermode="closest")
-        about = f"{title} on the test set against all {what} {how} until then, a line for each method."
+        about = (
+            f"{title} of {_whose(held)} on the test set against all {what} {how} until then, a line for each method."
+        )
         if data:
             found.append(Figure(f"{metric}-{name}", f"{title} against {what}", about, data, shape, log=("xaxis",)))
     return found

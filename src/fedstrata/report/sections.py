@@ -311,7 +311,8 @@ def _clients(drawn: Section | None, groups: Sequence[RunGroup]) -> Section:
 def _numbers(groups: Sequence[RunGroup]) -> str:
     """Results and costs, but for what the page begins with."""
     told = RANKED if len(groups) > 1 else (*RANKED, *IN_TILES)
-    results = tables.results(groups).without(metric_title(primary_of(groups)), *tables.OVER_CLIENTS, *told)
+    told_first = tables.kind_titles(groups, metric_title(primary_of(groups)))
+    results = tables.results(groups).without(*told_first, *tables.OVER_CLIENTS, *told)
     costs = tables.costs(groups).without(*told) if any(group.rounds for group in groups) else None
     more = (results, costs, device_table(groups), tables.probe_seconds(groups))
     return "".join(table.html() for table in more if table is not None)

@@ -93,6 +93,23 @@ def drop_empty_columns(table: HtmlTable) -> HtmlTable:
     return table._only([at for at in range(len(table.head)) if not at or any(row[at] != NONE for row in table.rows)])
 
 
+def judges_both(groups: Sequence[RunGroup]) -> bool:
+    """True if some methods are judged by the global model, and others by clients' own, which have columns apart."""
+    return len({group.is_own for group in groups}) > 1
+
+
+def kind_titles(groups: Sequence[RunGroup], title: str) -> tuple[str, ...]:
+    """The columns of a score: one, or two that never hold a number for the same method."""
+    return (title, f"{title}, own models") if judges_both(groups) else (title,)
+
+
+def kind_cells(groups: Sequence[RunGroup], group: RunGroup, text: str) -> tuple[str, ...]:
+    """A method's cells under them."""
+    if not judges_both(groups):
+        return (text,)
+    return (NONE, text) if group.is_own else (text, NONE)
+
+
 def buffers(run: SavedRun) -> str:
     """What happens to running statistics."""
     return str(run.summary.get("buffers") or run.config.get("buffers") or NONE)
@@ -170,20 +187,21 @@ OVER_CLIENTS = (
     "newcomers: own models",
 )
 """Judged on each client's own test examples; newcomers took part only after the last round."""
-_AFTER_METRICS = ("best", "in round", "rounds to target", "simulated to target", "rounds", "seeds", "state")
+_AFTER_BEST = ("in round", "rounds to target", "simulated to target", "rounds", "seeds", "state")
 
 
 def results(groups: Sequence[RunGroup]) -> HtmlTable:
     """The results, one row per group and one column per metric."""
     metrics = metrics_of(groups)
-    titles = [metric_title(name) for name in metrics]
+    titles = [title for name in metrics for title in kind_titles(groups, metric_title(name))]
+    head = ("method", "buffers", *titles, *OVER_CLIENTS, *kind_titles(groups, "best"), *_AFTER_BEST)
     return drop_empty_columns(
         HtmlTable(
             "Results" + (", mean ± standard deviation over seeds" if any(len(x.runs) > 1 for x in groups) else ""),
-            ("method", "buffers", *titles, *OVER_CLIENTS, *_AFTER_METRICS),
-            tuple(_result_row(group, metrics) for group in groups),
+            head,
+            tuple(_result_row(groups, group, metrics) for group in groups),
             tuple(group.index for group in groups),
-            frozenset({0, 1, 1 + len(metrics) + len(OVER_CLIENTS) + len(_AFTER_METRICS)}),
+            frozenset({0, 1, len(head) - 1}),
         )
     )
 
@@ -196,20 +214,20 @@ def over_clients(groups: Sequence[RunGroup]) -> HtmlTable | None:
     return None if held is None else replace(held, caption=caption)
 
 
-def _result_row(group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:
+def _result_row(groups: Sequence[RunGroup], group: RunGroup, metrics: Sequence[str]) -> tuple[str, ...]:
     ended, primary = sound_runs(group), primary_of([group])
     tops = [top for run in ended if (top := best_score(run))]
     over = [_over_clients(run) for run in ended]
     finals = [spread(finite_numbers(final_metric(run, name) for run in ended), name) for name in metrics]
+    finals[0] += f", {counted_seeds(group)}" if tops and len(ended) < len(group.runs) else ""
     reached = finite_numbers(run.summary.get("rounds_to_target") for run in ended)
     times = finite_numbers(run.summary.get("simulated_seconds_to_target") for run in ended)
     return (
         group.name,
         comma_list(list(dict.fromkeys(map(buffers, group.runs)))),
-        finals[0] + (f", {counted_seeds(group)}" if tops and len(ended) < len(group.runs) else ""),
-        *finals[1:],
+        *(cell for text in finals for cell in kind_cells(groups, group, text)),
         *(spread(finite_numbers(one[name] for one in over), primary) for name in OVER_CLIENTS),
-        spread([score for score, _ in tops], primary),
+        *kind_cells(groups, group, spread([score for score, _ in tops], primary)),
         comma_list([at for _, at in tops]) if tops else NONE,
         comma_list([f"{at:g}" for at in reached]) if reached else NONE,
         comma_list([simulated_text(at) for at in times]) if times else NONE,

@@ -23,6 +23,8 @@ from fedstrata.report.tables import (
     counted_seeds,
     final_score,
     has_diverged,
+    kind_cells,
+    kind_titles,
     seeds_text,
     sound_runs,
     state_text,
@@ -72,10 +74,13 @@ class Entrant:
 
 
 def rankings(groups: Sequence[RunGroup]) -> list[list[Entrant]]:
-    """The methods of each problem, the best first; those without a score last, and in the order given."""
-    found: dict[str, list[Entrant]] = {}
-    for group in groups:
-        found.setdefault(_problem(group), []).append(Entrant.of(group))
+    """The methods of each problem, the best first; those without a score last, and in the order given.
+
+    Those that are judged by clients' own models are ranked among themselves, after the others.
+    """
+    found: dict[tuple[bool, str], list[Entrant]] = {}
+    for group in sorted(groups, key=lambda group: group.is_own):
+        found.setdefault((group.is_own, _problem(group)), []).append(Entrant.of(group))
     sign = 1 if is_lower_better(groups) else -1
     return [sorted(held, key=lambda e: (e.score is None, sign * (e.score or 0.0))) for held in found.values()]
 
@@ -92,11 +97,12 @@ def verdict(groups: Sequence[RunGroup]) -> list[str]:
         return ["No round has ended yet."]
     if len(judged_alike(groups)) < len(groups):
         return ["These runs are judged by different metrics: there is no best one."]
-    contests = rankings(groups)
-    if len(contests) == 1:
-        return [*_course(contests[0]), *_remarks(groups)]
+    contests, problems = rankings(groups), len(set(map(_problem, groups)))
+    if problems == 1:
+        others = [_winner(held) for held in contests[1:] if len(held) > 1]
+        return [*_course(contests[0]), *_remarks(groups), *filter(None, others)]
     told = [sentence for held in contests if (sentence := _winner(held))]
-    return [f"Data or faults differ: methods are ranked in each of {len(contests)} settings.", *told, *_remarks(groups)]
+    return [f"Data or faults differ: methods are ranked in each of {problems} settings.", *told, *_remarks(groups)]
 
 
 def _state(group: RunGroup) -> str:
@@ -117,7 +123,7 @@ def _remarks(groups: Sequence[RunGroup]) -> Iterator[str]:
         yield "Not all runs have ended."
     own = [group.label for group in groups if group.is_own]
     if own and len(own) < len(groups):
-        yield f"Judged by clients' own models, since the server has no whole one: {comma_list(own)}."
+        yield f"Judged by clients' own models, since the server has no whole one, and ranked apart: {comma_list(own)}."
 
 
 def _course(held: Sequence[Entrant]) -> Iterator[str]:
@@ -209,9 +215,12 @@ def standing(groups: Sequence[RunGroup]) -> HtmlTable:
     alike = len(judged_alike(groups)) == len(groups)
     held = rankings(groups) if alike else [[Entrant.of(group) for group in groups]]
     metrics = list(dict.fromkeys(primary_of([group]) for group in groups))
-    rows = [_standing_row(one, _leader(ranked) if alike else None, metrics) for ranked in held for one in ranked]
+    titles = [title for name in metrics for title in kind_titles(groups, metric_title(name))]
+    rows = [
+        _standing_row(one, _leader(ranked) if alike else None, metrics, groups) for ranked in held for one in ranked
+    ]
     several = any(len(group.runs) > 1 for group in groups)
-    head = ("method", *map(metric_title, metrics), *_AFTER_SCORE)
+    head = ("method", *titles, *_AFTER_SCORE)
     table = HtmlTable(
         "Final scores and costs of a run" + (", mean ± standard deviation over seeds" if several else ""),
         head,
@@ -236,13 +245,16 @@ def _leader(ranked: Sequence[Entrant]) -> Entrant | None:
     return next((one for one in ranked if one.score is not None and not one.group.is_reference), None)
 
 
-def _standing_row(one: Entrant, leader: Entrant | None, metrics: Sequence[str]) -> tuple[str, ...]:
+def _standing_row(
+    one: Entrant, leader: Entrant | None, metrics: Sequence[str], groups: Sequence[RunGroup]
+) -> tuple[str, ...]:
     group = one.group
+    scores = [_final(group) if name == primary_of([group]) else NONE for name in metrics]
     seconds = mean(Costs.of(run.records).seconds for run in group.runs if run.records)
     simulated = mean(finite_numbers(run.records[-1].simulated_seconds for run in group.runs if run.records))
     return (
         group.name,
-        *(_final(group) if name == primary_of([group]) else NONE for name in metrics),
+        *(cell for text in scores for cell in kind_cells(groups, group, text)),
         _behind(one, leader),
         bytes_text(one.sent),
         flops_text(one.computed),

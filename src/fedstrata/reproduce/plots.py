@@ -161,7 +161,8 @@ def plot_coefficients(curves: Mapping[str, Mapping[str, Mapping[str, Mapping[int
             _tidy(axes)
         panels[0, column].set_title(label, loc="left", fontsize=10)
         panels[-1, column].set_xlabel("round")
-    panels[0, -1].legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+    if panels[0, -1].lines:  # runs may be missing
+        panels[0, -1].legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
     save(figure, path)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedstrata.errors import UsageError
+from fedstrata.errors import UsageError, did_you_mean
 from fedstrata.runs.records import Record
 
 if TYPE_CHECKING:
@@ -139,12 +139,23 @@ def _as_callback(given: Any) -> Callback:
         UsageError: if it is none.
     """
     if isinstance(given, Callback):
+        _check_names(given)
         return given
     if isinstance(given, type) and issubclass(given, Callback):
         raise UsageError(f"a callback is an object, not a class: {given.__name__}()")
     if not callable(given):
         raise UsageError(f"a callback is a fedstrata.Callback, or a function of a round's record, not {given!r}")
     return _EachRecord(given)
+
+
+def _check_names(callback: Callback) -> None:
+    """Refuse a method that would never be called: `on_rounds` would be silent for a whole run."""
+    for name in dir(callback):
+        if name.startswith("on_") and not hasattr(Callback, name):
+            known = [known for known in dir(Callback) if known.startswith("on_")]
+            raise UsageError(
+                f"nothing calls the method '{name}' of {type(callback).__name__}{did_you_mean(name, known)}"
+            )
 
 
 class Followers:

@@ -9,7 +9,7 @@ from typing import Any
 from fedstrata.core.stacks import Memories
 from fedstrata.core.tensors import clone
 from fedstrata.core.types import Slots
-from fedstrata.errors import Diverged
+from fedstrata.errors import Diverged, NobodyThere
 from fedstrata.probes.runner import Prober
 from fedstrata.runs.closed_round import ClosedRound
 from fedstrata.runs.reader import SavedRun
@@ -41,7 +41,7 @@ def dry_run(
     Args:
         run_round: (state, prober, recall, keep) → the round, closed.
         prober: measures it.
-        state: to begin with. A run that is at its end does its last rounds once more.
+        state: to begin with. A run that is at its end does its last rounds once more. Simulated time begins anew.
         rounds: how many, if the run has as many.
         planned: rounds of the run.
         memories: clients → what they remember.
@@ -57,12 +57,14 @@ def dry_run(
             kept[client] = {name: clone(slot) for name, slot in memory.items()}
 
     done = state.round
-    state = replace(state, round=min(done, max(planned - rounds, 0)), flights=(), versions=())
+    state = replace(state, round=min(done, max(planned - rounds, 0)), flights=(), versions=(), clock=0.0)
     while len(rows) < min(rounds, planned):
         try:
             trained = run_round(state, prober, recall, keep)
         except Diverged as error:
             return DryRun(tuple(rows), str(error))
+        except NobodyThere:
+            break
         rows.append({**prober.measure(trained), "round": done + len(rows) + 1, "tried": True})
         state = trained.after
     return DryRun(tuple(rows))

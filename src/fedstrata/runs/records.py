@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedstrata.core.results import Count, EvalResult, Fairness, RoundCost, RoundOutcome
-from fedstrata.core.text import metric_text, metric_title
+from fedstrata.core.text import bytes_text, metric_text, metric_title, plural
 from fedstrata.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class History:
     def __repr__(self) -> str:
         score, metric = self.score, metric_title(self.summary["metric"])
         found = "not evaluated" if score is None else f"{metric} {score:.4f}"
-        sent = f"{self.costs.bytes_up / 1e6:.1f} MB up, {self.costs.bytes_down / 1e6:.1f} MB down"
-        return f"<History of {self.summary['method']}: {len(self.records)} rounds, {found}, {sent}>"
+        sent = f"{bytes_text(self.costs.bytes_up)} up, {bytes_text(self.costs.bytes_down)} down"
+        return f"<History of {self.summary['method']}: {plural(len(self.records), 'round')}, {found}, {sent}>"
 
     def _repr_html_(self) -> str:
         from fedstrata.runs.html import history_html

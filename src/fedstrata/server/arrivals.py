@@ -17,7 +17,7 @@ from fedstrata.client.forecast import Forecast
 from fedstrata.core.rng import derive
 from fedstrata.core.stacks import Assignments
 from fedstrata.core.types import replace_fields
-from fedstrata.errors import UsageError
+from fedstrata.errors import NobodyThere
 from fedstrata.fleet.clock import Presence
 from fedstrata.server.clocked import NOBODY, Clocked, foresee, sum_by_device
 from fedstrata.server.pace import OpenRound, Recall, WorkOf
@@ -35,6 +35,8 @@ class AsTheyArrive:
 
     Updates arrive in the order of the simulated seconds at which visits end, and of client numbers where these are the
     same. Who begins is drawn among those that are there, do not train, and whose update the open round does not hold.
+    Who would train nothing of the newest model, as its device and the method plan it, is passed over until the model
+    has changed: such a visit takes next to no time, and empty updates would fill rounds before others arrive.
 
     Args:
         server: opens rounds.
@@ -60,7 +62,7 @@ class AsTheyArrive:
         while len(events.arrived) < self.buffer and events.go_on():
             pass
         if not events.arrived:
-            raise UsageError(NOBODY.format(events.now))
+            raise NobodyThere(NOBODY.format(events.now))
         parts = self._ask(state, events.arrived, work_of)
         asked = Assignments.of(sorted((a for part in parts for a in part), key=lambda a: a.client))
         needed = {flight.round for flight in events.flying}
@@ -96,12 +98,27 @@ class _Events:
     recall: Recall
     arrived: list[Flight] = field(default_factory=list)
     begun: int = 0
+    passed_over: set[int] = field(default_factory=set)
+    all_begin: bool = False
 
     def __post_init__(self) -> None:
         self.now, self.flying = self.state.clock, list(self.state.flights)
 
     def go_on(self) -> bool:
-        """Let the next thing happen: a client begins, or an update arrives. False if nothing ever will."""
+        """Let the next thing happen: a client begins, or an update arrives. False if nothing ever will.
+
+        A round that nobody has anything to train in, such as one for a stratum that no device can train, is not awaited
+        for ever: then they begin all the same.
+        """
+        if self._happens():
+            return True
+        if self.arrived or not self.passed_over:
+            return False
+        self.passed_over, self.all_begin = set(), True
+        return self._happens()
+
+    def _happens(self) -> bool:
+        """The same, without those who were passed over."""
         first = min(self.flying, key=_order, default=None)
         begins, client = self._draw()
         if first is not None and first.ends < begins:
@@ -122,9 +139,12 @@ class _Events:
         that are not, among those that are.
         """
         pace = self.pace
-        busy = {flight.client for flight in (*self.flying, *self.arrived)}
+        busy = {flight.client for flight in (*self.flying, *self.arrived)} | self.passed_over
         free = [c for c in pace.sampler.candidates(self.state.round) if c not in busy]
-        if len(self.flying) >= pace.sampler.per_round or not free:
+        room = pace.sampler.per_round - len(self.flying)
+        if self.all_begin:  # no more than this round takes: the next one has something to train, perhaps
+            room = min(room, pace.buffer - len(self.arrived) - len(self.flying))
+        if room <= 0 or not free:
             return math.inf, -1
         rng = random.Random(derive(pace.seed, "begin", self.state.round, self.begun))
         for _ in range(TRIES):
@@ -135,9 +155,12 @@ class _Events:
         return begins, rng.choice(there or [-1])
 
     def _begin(self, client: int) -> None:
-        """Let a client begin with the newest state."""
+        """Let a client begin with the newest state, if there is anything for it to train."""
         pace, number = self.pace, self.state.round
+        self.begun += 1
         asked = pace.server.open(self.state, [client], self.work_of(number))
+        if not (self.all_begin or any(template.trains for template in asked.templates)):
+            self.passed_over.add(client)
+            return
         (use,) = foresee(asked, pace.forecast, pace.presence, self.recall)
         self.flying.append(Flight(client, number, self.now + use.seconds))
-        self.begun += 1

@@ -10,7 +10,7 @@ from fedstrata.client.forecast import Forecast
 from fedstrata.core.results import DeviceUse
 from fedstrata.core.stacks import Assignments
 from fedstrata.core.types import Absence
-from fedstrata.errors import UsageError
+from fedstrata.errors import NobodyThere
 from fedstrata.fleet.clock import Presence, round_seconds, visit_seconds
 from fedstrata.server.pace import OpenRound, Recall, WorkOf
 from fedstrata.server.sampling import ClientSampler
@@ -77,7 +77,7 @@ class Clocked:
         """The round that begins with a state."""
         begins, there = self.presence.first(self.sampler.candidates(state.round), state.clock)
         if not there:
-            raise UsageError(NOBODY.format(state.clock))
+            raise NobodyThere(NOBODY.format(state.clock))
         clients = self.sampler.sample(state.round, there)
         asked = self.server.open(state, clients, work_of(state.round))
         waits = [self.presence.next_time(client, begins) - begins for client in asked.clients]

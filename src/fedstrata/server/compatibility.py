@@ -16,7 +16,7 @@ from fedstrata.core.parts import Parts, shape_text
 from fedstrata.core.task import Task
 from fedstrata.core.technique import memory_mismatch
 from fedstrata.core.tensors import Tensors, all_finite
-from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots
+from fedstrata.core.types import BUFFERS, PERSONAL, Examples, Slots, replace_fields
 from fedstrata.data.examples import Split, TensorExamples, labels_at_hand, sizes
 from fedstrata.data.labels import place_of
 from fedstrata.errors import UsageError, did_you_mean, one_line
@@ -153,6 +153,8 @@ def _check_examples(
         kind = (x.dtype, x.shape[1:])
         if kind not in tried:
             tried[kind] = min(_outputs(task, model, x) for model in models.values())
+        if isinstance(examples, TensorExamples):
+            _check_largest(models, examples, whose)
         known = labels_at_hand(examples)
         task.check_targets(y if known is None else known, tried[kind], whose)
         if isinstance(examples, TensorExamples):
@@ -161,6 +163,26 @@ def _check_examples(
             compared.add((*kind, y.dtype, y.shape[1:]))
             for model in models.values():
                 _check_judgement(task, model, examples, whose, batch_size)
+
+
+def _check_largest(models: Mapping[str, nn.Module], examples: TensorExamples, whose: str) -> None:
+    """Try the rows with the largest and the smallest whole numbers, such as tokens: an embedding has so many rows."""
+    whole = [part for part in _tensors_of(examples.x) if part.dtype in (torch.int32, torch.int64) and part.numel()]
+    if not whole:
+        return
+    rows = [part.reshape(len(part), -1) for part in whole]
+    ends = torch.tensor(sorted({int(end) for p in rows for end in (p.amax(1).argmax(), p.amin(1).argmin())}))
+    x, _ = replace_fields(examples.padded, index=ends).batch(torch.arange(len(ends)))
+    for model in models.values():
+        try:
+            with preserve_model(model):
+                model(x)
+        except Exception as error:  # whatever a user's own model raises
+            why = one_line(str(error).strip().partition("\n")[0], 200) or type(error).__name__
+            least, most = min(int(part.min()) for part in whole), max(int(part.max()) for part in whole)
+            raise UsageError(
+                f"the model does not take all inputs of {whose}, whose numbers are from {least} to {most}: {why}"
+            ) from error
 
 
 def _check_judgement(task: Task, model: nn.Module, examples: Examples, whose: str, batch_size: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_transformers import LONGEST, minilm, write_bert, write_texts, write_tokenizer  # isort: skip
+from tests.tiny_transformers import LONGEST, minilm, write_bert, write_gpt2, write_texts, write_tokenizer  # isort: skip
 
 import fedstrata as fs
 from fedstrata.core.parts import Parts
@@ -109,6 +109,7 @@ def test_next_tokens(tmp_path: Path, tokenizer: str) -> None:
     assert ids(found.train)[0] == [2, 5, 6]
     assert found.train.y[0].tolist() == [5, 6, 3, -100, -100]
     x, y = found.train.batch(torch.tensor([1, 3]))
+    assert isinstance(x, Parts)
     assert x.tensors["input_ids"].shape == y.shape
 
 
@@ -259,6 +260,46 @@ def test_an_examples_loss_does_not_depend_on_what_else_is_in_its_batch(tmp_path:
     assert float((among - alone).abs().amax(1).median()) > 1e-2
     torch.testing.assert_close(among[place], alone, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("known", ["nobody", "the model", "the tokenizer", "an old file"])
+def test_a_decoder_finds_where_a_text_ends(tmp_path: Path, known: str) -> None:
+    """It looks for the last token that is no padding, so it must know what texts are filled up with."""
+    folder, path = write_gpt2(tmp_path / "gpt2"), write_texts(tmp_path / "mine.tsv")
+    named = {"the model": 63, "an old file": -1}
+    change_json(folder / "config.json", pad_token_id=named.get(known), eos_token_id=3)
+    if known in ("nobody", "the model"):
+        change_json(folder / "tokenizer_config.json", pad_token=None, eos_token="[SEP]")
+    examples = fs.load_dataset(f"text(path='{path}')", tokenizer=str(folder)).train
+    x: Any = examples.padded.batch(torch.arange(len(examples)))[0]
+    blank = {"nobody": 3, "the model": 63, "the tokenizer": 0, "an old file": 0}[known]
+    padding = x.tensors["input_ids"][x.tensors["attention_mask"] == 0]
+    assert set(padding.tolist()) == {blank}
+    model = fs.build_model(f"hf('{folder}')", examples.x.shape[1:], 3, seed=0).eval()
+    lengths = x.tensors["attention_mask"].sum(1).tolist()
+    with torch.no_grad():
+        found = model(**x.tensors).logits
+        alone = [model(input_ids=x.tensors["input_ids"][row, :end][None]).logits[0] for row, end in enumerate(lengths)]
+    torch.testing.assert_close(found, torch.stack(alone), atol=1e-5, rtol=1e-4)
+
+
+def change_json(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_tokens_that_the_model_has_not(tmp_path: Path) -> None:
+    """Its embedding has fewer rows than the tokenizer has tokens: said before anything is trained."""
+    path = tmp_path / "mine.tsv"
+    rows = [f"w{at % 20}\t{'ab'[at % 2]}" for at in range(20)]
+    path.write_text("\n".join(["text\tlabel", *rows, "w59\ta"]))
+    bert, tokenizer = write_bert(tmp_path / "bert", vocab_size=40), write_bert(tmp_path / "other")
+    found = fs.load_dataset(f"text(path='{path}', test=0.1)", tokenizer=str(tokenizer))
+    model = fs.build_model(f"hf('{bert}')", found.input_shape, 1, seed=0)
+    halves = torch.arange(len(found.train)).chunk(2)
+    with pytest.raises(
+        UsageError, match=r"does not take all inputs of (client 0|the test set), whose numbers are from"
+    ):
+        fs.Federation(model, found.train.split(halves), found.test, task="binary")
 
 
 def test_real_sentences(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstrata.core.hugging_face import ModelName, find_folder, load_library, reading
+from fedstrata.core.hugging_face import ModelName, find_folder, is_token, load_library, read_tokenizer, reading
 from fedstrata.core.lazy import nn
 from fedstrata.core.parts import ExampleShape
 from fedstrata.errors import UsageError
@@ -55,12 +55,23 @@ def hf(
     check_positive("hf", classes=classes)
     if dropout is not None and not 0 <= dropout < 1:
         raise UsageError(f"{what}: dropout must be from 0 up to, but not including, 1, not {dropout}")
-    folder = find_folder(what, name, "config.json", "*.safetensors")
+    folder = _find_model(what, name)
     model = _read(what, folder, head, classes, dropout, attention, blocks)
     size = getattr(model.config, "vocab_size", classes)
     if head == "causal" and size < classes:
         raise UsageError(f"{what}: its vocabulary has {size:,} tokens, and the data {classes:,}")
     return model  # type: ignore[no-any-return]
+
+
+def _find_model(what: str, name: str) -> Path:
+    """The folder of a whole model. The library would load adapters beside it, which nobody here knows of."""
+    folder = find_folder(what, name)
+    if (folder / "adapter_config.json").exists():
+        raise UsageError(
+            f"{what}: {folder} holds adapters of peft's, which are not read: merge them into their model, or name the "
+            "model beneath them"
+        )
+    return find_folder(what, str(folder), "config.json", "*.safetensors")
 
 
 def _read(
@@ -72,6 +83,7 @@ def _read(
         config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         _set_dropout(config, dropout)
         _set_depth(what, config, blocks)
+        _set_padding(what, config, folder)
         if head != "causal":
             config.num_labels = classes
         config.use_cache = False  # a training step has no use for it, and it would come out beside the logits
@@ -118,6 +130,12 @@ def _set_depth(what: str, config: Any, blocks: int | None) -> None:
     if not 1 <= blocks <= most:
         raise UsageError(f"{what}: blocks must be from 1 to the {most} that it has, not {blocks}")
     config.num_hidden_layers = blocks
+
+
+def _set_padding(what: str, config: Any, folder: Path) -> None:
+    """Name the token that texts are filled up with, where the configuration does not."""
+    if not is_token(getattr(config, "pad_token_id", None), config) and any(folder.glob("tokenizer*")):
+        _, config.pad_token_id = read_tokenizer(what, str(folder))
 
 
 def _set_dropout(config: Any, rate: float | None) -> None:
