@@ -162,7 +162,7 @@ def test_other_ranks_in_worker_processes() -> None:
     theirs = run(*techniques, engine="processes", workers=2, **settings)
     assert same_bits(weights(ours), weights(theirs))
     assert len(ours.probes[-1]["clients"]) == 3
-    assert {"cosine", "weightdiv", "cka", "drift"} <= ours.probes[-1].keys()
+    assert {"cosine", "weightdiv", "cka", "drift", "divergence"} <= ours.probes[-1].keys()
 
 
 @EACH

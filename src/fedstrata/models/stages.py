@@ -108,6 +108,57 @@ def stages(model: nn.Module) -> tuple[str, ...]:
     return tuple(_children(model))
 
 
+def stages_and_blocks(model: nn.Module) -> tuple[str, ...]:
+    """The stages of a model and, of an ordinary module, its blocks that run once, in order.
+
+    Blocks are the members of an `nn.ModuleList` of modules of one kind, as transformers have them inside of a stage, or
+    of a child that is none.
+    """
+    if is_plain_sequential(model) or _MARK not in vars(model):
+        return stages(model)
+    names = (*_marked_stages(model), *_find_blocks(model))
+    return _names_in_order(model, names, vars(model)[_MARK][1]) or stages(model)
+
+
+def _find_blocks(model: nn.Module) -> list[str]:
+    """The members of lists of modules of one kind that are in no member of another."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        kinds = {type(child) for child in module.children()}
+        inside = any(name.startswith(f"{block}.") for block in found)
+        if (
+            isinstance(module, nn.ModuleList)
+            and len(kinds) == 1
+            and not inside
+            and any(True for _ in module.parameters())
+        ):
+            found += [f"{name}.{own}" if name else own for own, _ in module.named_children()]
+    return found
+
+
+def _names_in_order(model: nn.Module, names: Iterable[str], rows: Any) -> tuple[str, ...]:
+    """Those of the modules that run once and put out a row for each input, in the order in which they end."""
+    from fedstrata.models.inputs import outputs_of
+    from fedstrata.models.passes import preserve_model
+
+    ran: list[str] = []
+
+    def note(name: str, out: Any) -> None:
+        features = outputs_of(out)
+        if isinstance(features, torch.Tensor) and len(features) == len(rows):
+            ran.append(name)
+
+    chosen = {name: model.get_submodule(name) for name in names}
+    handles = [m.register_forward_hook(lambda _, args, out, name=name: note(name, out)) for name, m in chosen.items()]
+    try:
+        with preserve_model(model):
+            call_on(model, rows)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tuple(name for name in ran if ran.count(name) == 1)
+
+
 def positions(model: nn.Module) -> tuple[str, ...]:
     """Where a staged model can be cut in two: after each of these modules, in order.
 

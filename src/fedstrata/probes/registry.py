@@ -42,11 +42,17 @@ ALL = "all"
 
 def _divergence(context: ProbeContext) -> dict[str, Any]:
     """How far clients' gradients at the global model are apart, exactly (Eq. 1): passes over their examples."""
-    found = [
-        measures.client_gradients(m, [context.data[v.client]], task=context.context.task)[0]
-        for m, v in zip(context.start_models, context.visits, strict=True)
-    ]
+    found = [_gradient(context, m, v) for m, v in zip(context.start_models, context.visits, strict=True)]
     return context.without_idle(measures.divergence(found, context.strata))
+
+
+def _gradient(context: ProbeContext, model: nn.Module, visit: ObservedVisit) -> Tensors:
+    """A client's gradient of what is not frozen, in the server's ranks and scales of adapters: ∂B = s/s_k·∂B_k."""
+    arch = context.architectures[visit.arch]
+    (found,) = measures.client_gradients(model, [context.data[visit.client]], task=context.context.task)
+    free = {n: g for n, g in found.items() if n not in arch.frozen}
+    scaled = {n: g * arch.cuts[n].factor if n in arch.cuts else g for n, g in free.items()}
+    return pad_ranks(scaled, arch.cuts, scaled=False)
 
 
 def _proxy(context: ProbeContext) -> dict[str, Any]:

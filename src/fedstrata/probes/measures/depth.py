@@ -29,16 +29,17 @@ def relative_gradients(
 ) -> dict[str, float]:
     """Stratum name → ‖∇_L F‖/‖w_L‖: by which share of itself a step of length 1 would change it.
 
-    The gradient is of the mean loss over all examples, in evaluation mode. Strata whose weights are all zero are left
-    out, as are idle ones.
+    The gradient is of the mean loss over all examples, in evaluation mode; of what is frozen neither it nor the weights
+    count. Strata whose weights are all zero are left out, as are idle and frozen ones.
     """
     (gradient,) = client_gradients(model, [TensorExamples(inputs, targets)], task=task)
     params = dict(model.named_parameters())
     found = {}
-    for stratum in (one for one in strata if not one.idle and one.params and set(one.params) <= gradient.keys()):
-        weight = float(whole_norm({n: params[n].detach() for n in stratum.params}))
+    for stratum in (one for one in strata if not one.idle and set(one.params) <= gradient.keys()):
+        names = [n for n in stratum.params if params[n].requires_grad]
+        weight = float(whole_norm({n: params[n].detach() for n in names})) if names else 0.0
         if weight > 0:
-            found[stratum.name] = float(whole_norm({n: gradient[n] for n in stratum.params})) / weight
+            found[stratum.name] = float(whole_norm({n: gradient[n] for n in names})) / weight
     return found
 
 

@@ -56,7 +56,8 @@ def gradient_trace(
     """Gradient norms step by step if a client had gone on alone, and as it goes on from the averaged model.
 
     Both make the same plain steps θ ← θ − η∇L of SGD, in training mode, on the same batches with the same random
-    numbers. All batches are of one size: the gradient of a smaller one is larger by chance alone.
+    numbers. All batches are of one size: the gradient of a smaller one is larger by chance alone. What is frozen stays,
+    and is not measured; strata of nothing else are left out.
 
     Args:
         local: the client's model after its training.
@@ -94,10 +95,11 @@ def _norms(
     seed: int,
     task: Task,
 ) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {stratum.name: [] for stratum in strata}
     with scratch_copy(model, training=True) as scratch:
-        params: Tensors = dict(scratch.named_parameters())
-        check_names((n for stratum in strata for n in stratum.params), params, "the model has")
+        params: Tensors = {n: p for n, p in scratch.named_parameters() if p.requires_grad}
+        check_names((n for s in strata for n in s.params), dict(scratch.named_parameters()), "the model has")
+        trained = {s.name: names for s in strata if (names := [n for n in s.params if n in params])}
+        found: dict[str, list[float]] = {name: [] for name in trained}
         device = device_of(scratch)
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -107,7 +109,7 @@ def _norms(
         for index in order:
             x, y = (part.to(device) for part in data.batch(index))
             grads = compute_gradient(partial(loss, x, y), params)
-            for stratum in strata:
-                found[stratum.name].append(float(whole_norm({n: grads[n] for n in stratum.params})))
+            for name, names in trained.items():
+                found[name].append(float(whole_norm({n: grads[n] for n in names})))
             load(params, subtract(params, scale(grads, lr), list(params)))
     return found

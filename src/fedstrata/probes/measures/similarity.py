@@ -13,6 +13,7 @@ from functools import partial
 from itertools import combinations
 from math import isnan, nan
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from fedstrata.core.rng import derive, generator, preserve_rng, seed_global
 from fedstrata.data.examples import TensorExamples, as_unlabelled
 from fedstrata.errors import UsageError, did_you_mean
-from fedstrata.models.stages import stages as stages_of
+from fedstrata.models.inputs import outputs_of
+from fedstrata.models.stages import stages_and_blocks
 from fedstrata.models.taps import watch_places
 from fedstrata.probes.measures.reading import Data, device_of, scratch_copy
 
@@ -79,7 +81,8 @@ def layer_similarity(
         models: two or more, of any depth and width.
         inputs: what all of them are shown, best of the test set: an array of inputs, a pair (inputs, labels), Examples
             or a map-style Dataset; labels are not looked at.
-        stages: names of modules; those that only some of the models have are left out. None for all stages.
+        stages: names of modules; those that only some of the models have are left out. None for all stages, and the
+            blocks of a transformer that has them in a list.
         batch_size: examples of a minibatch, drawn in a fixed random order; the last ones join if they are too few.
     """
     if len(models) < 2:
@@ -106,7 +109,7 @@ def _common(models: Sequence[nn.Module], stages: Iterable[str] | None) -> list[s
     """The stages that all models have, in order; a name that no model has is refused."""
     if isinstance(stages, str):
         raise UsageError(f"stages are a list of module names, not '{stages}'")
-    asked = list(dict.fromkeys(stages_of(models[0]) if stages is None else stages))
+    asked = list(dict.fromkeys(stages_and_blocks(models[0]) if stages is None else stages))
     known = [{str(name) for name, _ in model.named_modules(remove_duplicate=False)} for model in models]
     everything = set().union(*known)
     for stage in asked:
@@ -132,7 +135,8 @@ def _gram_matrices(model: nn.Module, x: Tensor, stages: Sequence[str]) -> dict[s
     """Stage → the centred Gram matrix of the features that a batch has there."""
     found: dict[str, Tensor] = {}
 
-    def look(stage: str, there: Tensor) -> None:  # computes at once: the next layer may work in place
+    def look(stage: str, there: Any) -> None:  # computes at once: the next layer may work in place
+        there = outputs_of(there)
         if len(there) != len(x):
             raise UsageError(f"stage '{stage}' puts out {len(there)} rows for {len(x)} examples")
         if stage not in found:  # of a module that runs more than once, the first time
