@@ -154,7 +154,7 @@ def _public(public: str, config: RunConfig) -> Any:
     if not public.endswith(".npy"):
         tokenizer = find_tokenizer(config)
         try:
-            return load_dataset(public, config.data_dir, tokenizer=tokenizer).train
+            return _apart(load_dataset(public, config.data_dir, tokenizer=tokenizer), public, config).train
         except UsageError:  # its targets are never looked at, so they may be all the same
             with suppress(UsageError):
                 return load_dataset(public, config.data_dir, "regression", tokenizer).train
@@ -173,7 +173,12 @@ def _public(public: str, config: RunConfig) -> Any:
 
 def _trusted(name: str, config: RunConfig) -> Any:
     """The labelled examples that the server trusts: a dataset's, to train on."""
-    return load_dataset(name, config.data_dir, config.task or "", find_tokenizer(config)).train
+    return _apart(load_dataset(name, config.data_dir, config.task or "", find_tokenizer(config)), name, config).train
+
+
+def _apart(dataset: Dataset, name: str, config: RunConfig) -> Dataset:
+    """The server's data without the validation set, if it is what clients have, too."""
+    return dataset if config.validation is None or name != config.dataset else set_aside(dataset, config.validation)
 
 
 def final_model(

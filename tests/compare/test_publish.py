@@ -40,6 +40,8 @@ def test_a_paired_t_test_is_scipys() -> None:
     assert paired_p({0: 0.5}, {0: 0.4}) is None
     assert paired_p({0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.5}) is None  # 0.25 twice: no spread to judge it by
     assert paired_p({0: 0.5, 1: 0.6}, {0: 0.5, 1: 0.6}) == 1.0
+    assert paired_p({0: 0.81, 1: 0.82}, {0: 0.8, 1: 0.81}) is None  # 0.01 twice, but for rounding: t would be 1e14
+    assert paired_p({0: 0.1 + 0.2, 1: 0.6}, {0: 0.3, 1: 0.6}) == 1.0
 
 
 def test_holms_correction_by_hand() -> None:
@@ -131,7 +133,21 @@ def test_settings_are_parts_of_a_latex_table_and_the_least_is_the_best_of_an_err
     lines = table_lines(latex(Comparison(comparison.plan, tuple(lower), {})))
     assert [line for line in lines if line == r"\midrule"] == [r"\midrule"] * 2
     assert [line.split(" & ")[0] for line in lines if r"\textbf" in line] == [UNIFORM]
-    assert lines[0].startswith("method & lr & RMSE")
+    assert lines[0].startswith("method & lr & seeds & RMSE")  # half of the runs are missing
+
+
+def test_who_lost_seeds_is_not_the_best_of_all() -> None:
+    """Both seeds of Uniform's are above FedAvg's 80 %, and it lacks the one with which all others are worst."""
+    scores = {"fedavg": [0.9, 0.9, 0.6], "fedlc": [0.7, 0.69, 0.41], UNIFORM: [0.92, 0.9201, None]}
+    text = latex(compared(scores))
+    lines = {line.split(" & ")[0]: line for line in table_lines(text)[2:]}
+    assert table_lines(text)[0].startswith("method & seeds & accuracy")
+    assert lines["fedavg"].startswith(r"fedavg & 3 & \textbf{80.00")
+    assert lines[UNIFORM].startswith(f"{UNIFORM} & 2/3 & 92.0")
+    assert MARK in lines["fedlc"]
+    assert MARK not in lines[UNIFORM]  # it differs by more than chance, in its favour
+    assert "Bold: the best mean, of those with the most seeds" in text
+    assert "most seeds" not in latex(compared({"fedavg": [0.9, 0.8], "fedlc": [0.7, 0.7]}))
 
 
 def test_signs_of_latex() -> None:

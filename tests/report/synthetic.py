@@ -85,6 +85,7 @@ def write_run(
     archs: Sequence[str] = (),
     sampled: int = 10,
     planned: int | None = None,
+    judged: bool = False,
     **changes: Any,
 ) -> Path:
     """Write a whole run, learning as runs do, or as many of its rounds as there are so far."""
@@ -92,14 +93,18 @@ def write_run(
     chance = random.Random(f"{values['method']}{values['seed']}")
     directory.mkdir(parents=True)
     (directory / "run.toml").write_text(to_toml(values))
+    population = values["clients"]
     rows = [_learnt(at, rounds, lift, chance, archs) for at in range(1, rounds + 1)]
+    if judged:
+        rows = [row | {"client_metrics": _judged(row["accuracy"], population, chance)} for row in rows]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     names = strata_names(strata)
-    (directory / "facts.json").write_text(json.dumps(_facts(names, class_names, chance)))
+    (directory / "facts.json").write_text(json.dumps(_facts(names, class_names, chance, population)))
     told = {"fedstrata": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "machine": "Linux x86_64 AVX512"}
     (directory / "versions.json").write_text(json.dumps(told))
     if probes:
-        found = [probe(at, rounds, names, lift, chance, sampled, bool(archs)) for at in range(1, rounds + 1)]
+        every = range(1, rounds + 1)
+        found = [probe(at, rounds, names, lift, chance, sampled, bool(archs), population) for at in every]
         (directory / "probes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
     if ended:
         ends = {"method": values["method"], "buffers": values["buffers"], "rounds": rounds, "diverged": None}
@@ -124,8 +129,13 @@ def _learnt(at: int, rounds: int, lift: float, chance: random.Random, archs: Seq
     )
 
 
-def _facts(names: Sequence[str], class_names: Sequence[str], chance: random.Random) -> dict[str, Any]:
-    counts = [[int(400 * chance.betavariate(0.15, 1.2)) for _ in class_names] for _ in range(20)]
+def _judged(accuracy: float, population: int, chance: random.Random) -> list[dict[str, float]]:
+    """Every client's metrics on its own test examples."""
+    return [{"accuracy": min(1.0, accuracy * (0.6 + 0.8 * chance.random())), "loss": 1.0} for _ in range(population)]
+
+
+def _facts(names: Sequence[str], class_names: Sequence[str], chance: random.Random, population: int) -> dict[str, Any]:
+    counts = [[int(400 * chance.betavariate(0.15, 1.2)) for _ in class_names] for _ in range(population)]
     strata = [
         {"name": n, "stage": n.split(".")[0], "parameters": 1000 + 500 * at, "normalised": n != "head"}
         for at, n in enumerate(names)
@@ -134,7 +144,7 @@ def _facts(names: Sequence[str], class_names: Sequence[str], chance: random.Rand
         "input_shape": [3, 32, 32],
         "classes": len(class_names),
         "class_names": list(class_names),
-        "clients": 20,
+        "clients": population,
         "examples": [sum(row) for row in counts],
         "counts": counts,
         "skew": 0.61,
@@ -144,7 +154,14 @@ def _facts(names: Sequence[str], class_names: Sequence[str], chance: random.Rand
 
 
 def probe(
-    at: int, rounds: int, names: Sequence[str], lift: float, chance: random.Random, sampled: int, crossed: bool
+    at: int,
+    rounds: int,
+    names: Sequence[str],
+    lift: float,
+    chance: random.Random,
+    sampled: int,
+    crossed: bool,
+    population: int = 20,
 ) -> dict[str, Any]:
     """A probed round with everything in it."""
 
@@ -156,7 +173,7 @@ def probe(
 
     age = at / rounds
     stages = [s for s in STAGES if s in {n.split(".")[0] for n in names}]
-    clients = sorted(chance.sample(range(20), sampled))
+    clients = sorted(chance.sample(range(population), sampled))
     alone = {n: [round(0.5 + 0.1 * chance.random(), 4) for _ in range(8)] for n in names}
     averaged = {
         n: [round(v * (1 + (3 - 4 * lift) * math.exp(-i)), 4) for i, v in enumerate(row)] for n, row in alone.items()

@@ -252,6 +252,20 @@ def test_a_dark_system_gets_a_dark_page(browser: Any, comparison: Path) -> None:
     found.context.close()
 
 
+def test_words_in_tables_have_room_and_controls_are_by_their_figures(looked_at: Visit) -> None:
+    """A column of words is not squeezed to a word a line by numbers, nor is a figure alone in half a row."""
+    narrowest = """Math.min(...[...document.querySelectorAll('#clients td:not(.n)')].map((cell) => cell.clientWidth))"""
+    assert looked_at.ask(narrowest) > 120
+    after = """() => [...document.querySelectorAll('section')].every((one) => {
+      const [box, part] = [one.querySelector('.controls'), one.querySelector('[data-part]')];
+      return !box || !part || part.compareDocumentPosition(box) & Node.DOCUMENT_POSITION_FOLLOWING; })"""
+    assert looked_at.ask(after)
+    alone = """() => [...document.querySelectorAll('.figures.pair')].filter((box) => box.children.length % 2)
+      .every((box) => box.lastElementChild.offsetWidth > 0.9 * box.offsetWidth)"""
+    assert looked_at.ask(alone)
+    assert looked_at.ask(f"{looked_at.plot('divergence-profile')}.layout.xaxis.title.text") == "gradient divergence"
+
+
 def test_a_table_is_copied_as_markdown(looked_at: Visit) -> None:
     looked_at.ask("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
     looked_at.page.locator("#results button.copy").click()

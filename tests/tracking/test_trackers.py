@@ -282,6 +282,48 @@ def test_a_tracker_that_hangs_does_not_hold_up_rounds(told: Callable[[], Any], m
     assert notes == ["W&B failed: it has not finished after 1 s; the run is good without it"]
 
 
+@pytest.mark.slow
+def test_a_password_in_an_address_is_told_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor can others read it in the run's directory, where the address is kept to go on with."""
+    pytest.importorskip("mlflow", reason=f"{NO_LIBRARY} mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    run, uri = tmp_path / "run", "http://ada:secret@127.0.0.1:9"
+    assert fedstrata("run", "--out", run, *options(rounds=1), "--quiet", "--track", f"mlflow(uri='{uri}')") == 0
+    told = capsys.readouterr().err
+    assert told.startswith("fedstrata: note: MLflow failed: ")
+    assert "secret" not in told
+    tracker = fs.Tracker("tensorboard", tell=(heard := []).append)
+    tracker._tell(f"{uri}/#/runs and x@y")
+    assert heard == ["http://…@127.0.0.1:9/#/runs and x@y"]
+
+
+def test_the_file_of_a_tracker_is_for_its_user_alone(told: Callable[[], Any], tmp_path: Path) -> None:
+    assert fedstrata("run", "--out", tmp_path / "run", *options(rounds=1), "--quiet", "--track", "wandb") == 0
+    assert (tmp_path / "run" / "tracking" / "wandb.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_many_open_files_do_not_matter(
+    told: Callable[[], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With select() a socket whose number is 1024 or more could not be waited for."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4096:
+        pytest.skip("so many files cannot be opened here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert fedstrata("run", "--out", tmp_path / "run", *options(rounds=1), "--quiet", "--track", "wandb") == 0
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert capsys.readouterr().err == ""
+    assert told()[-1][0] == "finish"
+
+
 def test_one_tracker_that_fails_leaves_the_others(
     told: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

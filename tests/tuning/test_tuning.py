@@ -22,16 +22,18 @@ from fedstrata.config.toml import read_toml
 from fedstrata.data.datasets import load_dataset
 from fedstrata.data.examples import Dataset, TensorExamples
 from fedstrata.data.validation import set_aside
-from fedstrata.errors import Stopped, UsageError
+from fedstrata.errors import FedstrataError, Stopped, UsageError
+from fedstrata.run import _public, _trusted, deal
 from fedstrata.runs.reader import read_records
 from fedstrata.tuning.figures import method_figures, share
-from fedstrata.tuning.outcome import FILE, Searched, TriedTrial, Tuned, TunedMethod, read_tuned
+from fedstrata.tuning.outcome import FILE, Searched, TriedTrial, Tuned, TunedMethod, read_tuned, values_text
 from fedstrata.tuning.plan import plan_search
 from fedstrata.tuning.space import Choice, Log, Uniform, Whole, read_template
 from tests.small_runs import fedstrata, one_sentence
 
 optuna = pytest.importorskip("optuna", reason="a search needs the extra tune")
 from fedstrata.tuning import Budget, TunedComparison, tune  # noqa: E402 – after the question for the extra
+from fedstrata.tuning.search import run_to_ends  # noqa: E402
 from fedstrata.tuning.study import MethodSearch, open_storage  # noqa: E402
 
 Capture = pytest.CaptureFixture[str]
@@ -108,6 +110,8 @@ def test_values_are_no_spaces() -> None:
         (["--search", "lrr=log(1e-3, 1)"], "there is no setting 'lrr' to search (did you mean 'lr'?)"),
         (["--search", "scaffold.mu=log(1e-3, 1)"], "there is no method or setting 'scaffold' to search"),
         (["--search", "fedprox.muu=log(1e-3, 1)", "--methods", "fedprox"], "has no argument 'muu'"),
+        (["--search", "fedavg=log(1e-3, 1)"], "fedavg is a method: name what is searched in it, as in fedavg.mu"),
+        (["--search", "epochs=log(1, 3)"], "epochs cannot be searched in log(1, 3): epochs"),
         (["--search", "rounds=int(1, 9)"], "rounds cannot be searched"),
         (["--search", "partition.alpha=log(0.1, 1)"], "partition cannot be searched"),
         (["--search", "lr=log(1e-3, 1)", "--vary", "lr=0.1; 1"], "lr is varied already"),
@@ -117,6 +121,7 @@ def test_values_are_no_spaces() -> None:
         (["--trials", "0"], "a search needs trials of 1 or more"),
         (["--halving", "1"], "a factor of 2 or more, or 0 for none"),
         (["--validation", "1.5"], "validation"),
+        (["--vary", "validation=0.1; 0.2"], "a search has one validation share"),
         (["--dataset", "mnist"], "FEDSTRATA_DATA"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -129,6 +134,15 @@ def test_wrong_input(
     assert fedstrata("tune", *words) == 2
     assert said in one_sentence(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "values", [{"validation": 0.3}, {"validation": [0.1, 0.3]}, {"method": [{"method": "fedavg", "validation": 0.3}]}]
+)
+def test_nothing_is_reported_on_validation_data(values: dict[str, Any]) -> None:
+    """A run with the setting would be judged by what its settings were chosen by, and told to be on the test set."""
+    with pytest.raises(UsageError, match="a search has one validation share"):
+        plan_search(values, None, Budget())
 
 
 def test_where_a_search_begins() -> None:
@@ -176,6 +190,15 @@ def test_natural_clients_are_judged_by_their_own() -> None:
     assert len(aside.deal_by) == len(aside.train) == 40 - len(aside.test)
 
 
+def test_the_server_is_given_none_of_the_validation_data() -> None:
+    """Neither to trust nor to distil on, where it has the same dataset: a trial would be judged by what it has seen."""
+    config = validate_settings(RunConfig, {"dataset": "digits", "validation": 0.25})
+    dataset, _ = deal(config)
+    for given in (_trusted("digits", config), _public("digits", config)):
+        assert torch.equal(given.index, dataset.train.index)
+    assert len(_trusted("synthetic", config)) == 1000  # others are not in it
+
+
 # --- successive halving ----------------------------------------------------------------------------------------------
 
 
@@ -217,6 +240,15 @@ def test_a_run_ends_where_it_falls_short(tmp_path: Path) -> None:
     assert find_cut(run.directory, run.cuts) == 4
     assert len(read_records(run.directory / "metrics.jsonl")) in (4, 5)
     assert not (run.directory / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_trials_that_share_a_run_come_to_their_own_ends(tmp_path: Path) -> None:
+    """The same values in two searches, whose earlier trials were unlike: one ends where the other goes on."""
+    config = validate_settings(RunConfig, SMALL)
+    runs = [Run("fedavg", {}, {}, config, tmp_path / directory_name(config), {rung: 1.01}) for rung in (2, 4)]
+    assert run_to_ends(runs, 1, lambda news: None) == {}
+    assert [find_cut(run.directory, run.cuts) for run in runs] == [2, 4]
 
 
 # --- a whole search --------------------------------------------------------------------------------------------------
@@ -309,6 +341,46 @@ def test_a_larger_budget_goes_on(searched: tuple[Path, TunedComparison], tmp_pat
 
 
 @pytest.mark.slow
+def test_a_smaller_budget_tells_of_its_own_trials_alone(tmp_path: Path) -> None:
+    """Whoever searches anew with so few trials reads the same: best, importance and all."""
+    values = {**SMALL, "rounds": 2, "method": METHODS[1], "seed": [0]}
+    more, fewer = Budget(trials=8, factor=0), Budget(trials=6, factor=0)
+    first = tune(values, SEARCH, tmp_path / "more", budget=more).tuned.methods[0]
+    again = tune(values, SEARCH, tmp_path / "more", budget=fewer).tuned
+    assert again == tune(values, SEARCH, tmp_path / "anew", budget=fewer).tuned
+    assert first.importance != again.methods[0].importance != {}
+
+
+@pytest.mark.slow
+def test_what_another_search_let_go_on_is_ended_early_here(
+    searched: tuple[Path, TunedComparison], tmp_path: Path
+) -> None:
+    """A search without halving has run the same values to their ends in the same folder: what is told is as anew."""
+    values = {**SMALL, "method": "fedavg", "seed": [0]}
+    tune(values, SEARCH, tmp_path, budget=replace(BUDGET, factor=0))
+    first, again = searched[1].tuned.methods[0], tune(values, SEARCH, tmp_path, budget=BUDGET).tuned.methods[0]
+    assert any(trial.state == "ended early" for trial in first.trials)
+    assert again.trials == first.trials
+
+
+def test_a_full_disk_spends_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that no run can have is refused for good; one that only failed here is run when there is room again."""
+    from fedstrata.compare import runner
+
+    def full(*given: Any, **how: Any) -> FedstrataError:
+        return UsageError("cannot write x: no space left on device")
+
+    values = {**SMALL, "rounds": 2, "method": "fedavg", "seed": [0]}
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_attempt", full)
+        with pytest.raises(FedstrataError, match=r"no trial is complete.*: cannot write x: no space left.*tries again"):
+            tune(values, SEARCH, tmp_path, budget=Budget(trials=2))
+    assert [method.trials for method in read_tuned(tmp_path).methods] == [[]]
+    found = tune(values, SEARCH, tmp_path, budget=Budget(trials=2))
+    assert [trial.state for trial in found.tuned.methods[0].trials] == ["complete"] * 2
+
+
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """A value that no run can have is a trial that is refused, and what is varied is tuned for each value."""
     monkeypatch.chdir(tmp_path)
@@ -337,6 +409,26 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     assert "mcmahan2017communication" in capsys.readouterr().out
 
 
+def test_a_trial_that_fails_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """The table of what there is, then one sentence and exit code 1."""
+    from fedstrata.compare import runner
+
+    attempt, count = runner._attempt, [0]
+
+    def fail_late(config: Any, directory: Path, *rest: Any) -> FedstrataError | None:
+        count[0] += directory.parent.name == "search"
+        return FedstrataError("the power went") if count[0] == 5 else attempt(config, directory, *rest)
+
+    monkeypatch.setattr(runner, "_attempt", fail_late)
+    words = [*WORDS, "--rounds", "2", "--methods", "fedavg", "--seeds", "0", "--out", tmp_path, "--no-report"]
+    assert fedstrata("compare", *words, "--tune", "6", "--markdown", "--quiet") == 1
+    out, error = capsys.readouterr()
+    assert "| fedavg" in out
+    assert error.endswith("fedstrata: 1 trial failed: the power went; the same command tries again\n")
+
+
 # --- files and page --------------------------------------------------------------------------------------------------
 
 
@@ -352,6 +444,11 @@ def test_files_that_were_edited(searched: tuple[Path, TunedComparison], tmp_path
     (tmp_path / "search" / "search.db").write_text("no database" * 100)
     assert fedstrata("tune", *WORDS, "--out", tmp_path) == 2
     assert "search.db is no file of a search" in one_sentence(capsys)
+
+
+def test_values_are_told_so_that_they_can_be_given_again() -> None:
+    told = values_text({"participation": 1.0, "epochs": 1, "lr": 1e-5, "nesterov": True, "optimizer": "sgd"})
+    assert told == {"participation": "1.0", "epochs": "1", "lr": "1e-05", "nesterov": "True", "optimizer": "'sgd'"}
 
 
 def made() -> Tuned:

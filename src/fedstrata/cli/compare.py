@@ -15,12 +15,14 @@ from fedstrata.cli.options import Config, Jobs, Json, Open, Report, Sets, open_s
 from fedstrata.cli.panels import OUTPUT
 from fedstrata.cli.report import open_in_browser
 from fedstrata.config.toml import read_toml
+from fedstrata.core.text import plural
 from fedstrata.errors import FedstrataError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstrata.compare import Comparison
+    from fedstrata.tuning import TunedComparison
 
 WHAT, SEARCH = "What to compare", "What to search"
 Methods = Annotated[
@@ -155,22 +157,30 @@ def compare(
     if cite:
         print(_bibtex(asked, tune))
         return
-    budget = None if tune is None else (tune, search_seed, halving)
-    found = _compare(asked, budget, table_only, open_screen(stderr=bool(form), quiet=quiet))
+    screen = open_screen(stderr=bool(form), quiet=quiet)
+    tuned = None if tune is None else _search(asked, (tune, search_seed, halving), table_only, screen)
+    found = _compare(asked, table_only, screen) if tuned is None else tuned.comparison
     _show(found, form)
     if report:
         write_report(found, out / "report.html", open_)
-    fail_if_any_failed(found)
+    fail_if_any_failed(found, {} if tuned is None else tuned.failures)
 
 
-def fail_if_any_failed(found: Comparison) -> None:
+def fail_if_any_failed(found: Comparison, trials: Mapping[Path, FedstrataError]) -> None:
     """End with what went wrong, if anything did.
+
+    Args:
+        found: the runs that are shown.
+        trials: what went wrong in the search before them, by directory.
 
     Raises:
         FedstrataError: if a run has failed.
     """
     from fedstrata.compare import show
 
+    if trials:
+        why = next(iter(trials.values()))
+        raise FedstrataError(f"{plural(len(trials), 'trial')} failed: {why}; the same command tries again")
     if found.failures:
         raise FedstrataError(show.failure_text(found))
 
@@ -195,14 +205,17 @@ def _bibtex(asked: Asked, tune: int | None) -> str:
     return bibtex([candidate.trial(candidate.initial, found.budget) for candidate in found.candidates])
 
 
-def _compare(asked: Asked, budget: tuple[int, int, int] | None, table_only: bool, screen: Console) -> Comparison:
-    """Run what is missing of a comparison; with a budget, search first."""
+def _search(asked: Asked, budget: tuple[int, int, int], table_only: bool, screen: Console) -> TunedComparison:
+    """Search each method's settings, then run what is missing of the comparison of the best ones."""
+    from fedstrata.cli.tune import tune_and_compare
+
+    return tune_and_compare(asked, budget, table_only, screen)
+
+
+def _compare(asked: Asked, table_only: bool, screen: Console) -> Comparison:
+    """Run what is missing of a comparison."""
     from fedstrata.compare import plan, run_missing, show, tabulate
 
-    if budget is not None:
-        from fedstrata.cli.tune import tune_and_compare
-
-        return tune_and_compare(asked, budget, table_only, screen)
     if asked.table or asked.search:
         raise UsageError("there is something to search: say how often, with --tune N, or use 'fedstrata tune'")
     grid = plan(asked.merge(), asked.out)

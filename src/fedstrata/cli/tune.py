@@ -28,12 +28,11 @@ from fedstrata.cli.options import Config, Jobs, Json, Open, Report, Sets, open_s
 from fedstrata.cli.panels import OUTPUT
 from fedstrata.cli.report import open_in_browser
 from fedstrata.config.toml import read_toml
-from fedstrata.errors import FedstrataError, UsageError
+from fedstrata.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstrata.compare import Comparison
     from fedstrata.tuning import SearchPlan, TunedComparison
 
 TRIALS, VALIDATION = 20, 0.2
@@ -76,8 +75,7 @@ def tune(
         print(best_text(found))
     if report:
         write_reports(found, out, open_)
-    fail_if_any_trial_failed(found)
-    fail_if_any_failed(found.comparison)
+    fail_if_any_failed(found.comparison, found.failures)
 
 
 def best_text(found: TunedComparison) -> str:
@@ -90,7 +88,7 @@ def search_plan(asked: Asked, budget: tuple[int, int, int]) -> SearchPlan:
     from fedstrata.tuning import Budget, plan_search, read_search
 
     merged = asked.merge()
-    share = merged.pop("validation", None)
+    share = None if isinstance(merged.get("validation"), list) else merged.pop("validation", None)
     trials, seed, factor = budget
     chosen = Budget(trials, seed, VALIDATION if share is None else share, factor)
     return plan_search(merged, {**asked.table, **read_search(asked.search)}, chosen)
@@ -113,12 +111,11 @@ def run_search(plan: SearchPlan, asked: Asked, screen: Console, run: bool = True
         return report_best(walk, failures, asked.jobs, watcher.hear)
 
 
-def tune_and_compare(asked: Asked, budget: tuple[int, int, int], table_only: bool, screen: Console) -> Comparison:
+def tune_and_compare(asked: Asked, budget: tuple[int, int, int], table_only: bool, screen: Console) -> TunedComparison:
     """What `compare --tune` shows: the methods with the best settings that were found for each."""
     found = run_search(search_plan(asked, budget), asked, screen, run=not table_only)
     screen.print(best_text(found), soft_wrap=True)
-    fail_if_any_trial_failed(found)
-    return found.comparison
+    return found
 
 
 def write_reports(found: TunedComparison, out: Path, in_browser: bool) -> None:
@@ -129,14 +126,3 @@ def write_reports(found: TunedComparison, out: Path, in_browser: bool) -> None:
     page = write_page(found.tuned, found.comparison, out)
     if in_browser:
         open_in_browser(page.resolve().as_uri())
-
-
-def fail_if_any_trial_failed(found: TunedComparison) -> None:
-    """End with what went wrong, if anything did.
-
-    Raises:
-        FedstrataError: if a trial has failed.
-    """
-    if found.failures:
-        why = next(iter(found.failures.values()))
-        raise FedstrataError(f"{len(found.failures)} of the trials failed: {why}; the same command tries them again")

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedstrata.compare.show import OWN_MODELS, columns_of, measured_columns, primary_title, remarks, settings_text
-from fedstrata.compare.table import Comparison, ComparisonRow
+from fedstrata.compare.table import Comparison, ComparisonRow, gap
 from fedstrata.core.citation import escape_latex
 from fedstrata.report.significance import LEVEL, holm, paired_p
 
 MARK = r"$^{\dagger}$"
 LEFT_OUT = frozenset({"seeds", "best", "seconds"})
-"""Columns that papers do not have; the caption names the seeds."""
+"""Columns that papers do not have; the caption names the seeds, unless some row lacks one."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Contest:
 
     Args:
         rows: all of them; references are there, and do not compete.
-        best: the one with the best mean; None if fewer than two have one.
-        p: method → p of the best one's lead, after Holm's correction; those that could be tested.
+        best: the one with the best mean, of those with the most seeds; None if fewer than two have a mean.
+        p: method → p of the best one's lead, after Holm's correction; those that could be tested. 1 without a lead over
+            the seeds that both have.
     """
 
     rows: Sequence[ComparisonRow]
@@ -39,20 +40,26 @@ def contests(comparison: Comparison) -> list[Contest]:
 
 
 def _decide(rows: Sequence[ComparisonRow]) -> Contest:
-    means = {row.method: found.mean for row in rows if (found := row.of("score")) and not row.run.is_reference}
-    if len(means) < 2:
+    found = {row.method: score for row in rows if (score := row.of("score")) and not row.run.is_reference}
+    if len(found) < 2:
         return Contest(rows, None, {})
     lower = any(result.better == "lower" for row in rows for result in row.results)
+    # Whoever diverged where others did not is not the best of all by the seeds that are left of it.
+    most = max(score.count for score in found.values())
+    means = {name: score.mean for name, score in found.items() if score.count == most}
     first = (min if lower else max)(means, key=lambda name: means[name])
     by_name = {row.method: row for row in rows}
     best = by_name[first]
-    tested = {name: paired_p(best.by_seed(), by_name[name].by_seed()) for name in means if name != first}
-    return Contest(rows, best, holm({name: p for name, p in tested.items() if p is not None}))
+    others = [by_name[name] for name in found if name != first]
+    tested = {row.method: p for row in others if (p := paired_p(best.by_seed(), row.by_seed())) is not None}
+    leads = {row.method for row in others if (lead := gap(best.by_seed(), row.by_seed())) and lower is (lead.mean < 0)}
+    return Contest(rows, best, {name: p if name in leads else 1.0 for name, p in holm(tested).items()})
 
 
 def latex(comparison: Comparison) -> str:
     """The table, which needs the package booktabs. How to read it, and what was run, stands in the caption."""
-    columns = {name: text for name, text in columns_of(comparison).items() if name not in LEFT_OUT}
+    left_out = LEFT_OUT - {"seeds"} if _lacks_seeds(comparison) else LEFT_OUT
+    columns = {name: text for name, text in columns_of(comparison).items() if name not in left_out}
     measured = measured_columns(comparison)
     found = contests(comparison)
     contest_of = {id(row): contest for contest in found for row in contest.rows}
@@ -79,6 +86,11 @@ def latex(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
+def _lacks_seeds(comparison: Comparison) -> bool:
+    """True if some row is no mean over all seeds, so that rows are not of the same seeds."""
+    return any(row.missing_seeds for row in comparison.rows)
+
+
 def _cell(
     name: str, text: Callable[[ComparisonRow], str], row: ComparisonRow, contest: Contest, comparison: Comparison
 ) -> str:
@@ -94,7 +106,9 @@ def _cell(
 def _caption(comparison: Comparison, found: Sequence[Contest]) -> str:
     how, *notes = remarks(comparison)
     others = " among the methods that compete with it" if comparison.has_gap else ""
-    told = [f"bold: the best mean{others}"]
+    counts = {score.count for row in comparison.rows if (score := row.of("score"))}
+    most = ", of those with the most seeds" * (len(counts) > 1)
+    told = [f"bold: the best mean{others}{most}"]
     if any(contest.p for contest in found):
         told.append(f"\\dag: worse than it (paired t-test over the seeds, Holm's correction, p < {LEVEL:g})")
     else:

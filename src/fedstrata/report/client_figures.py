@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from fedstrata.core.text import SHARES
 from fedstrata.diagnosis.evidence import finite_number
 from fedstrata.report.figures import (
     Control,
@@ -141,7 +142,7 @@ def over_rounds(groups: Sequence[RunGroup]) -> list[Figure]:
     found: dict[str, list[Trace]] = {}
     kinds = [kind for kind in (_GLOBAL, _OWN) if any(_fairness_traces(groups, kind, "mean", "f"))]
     for name, field in _OVER_CLIENTS.items():
-        form = ".4~f" if field == "jain" else metric_form(metric)
+        form = ".4~f" if field == "jain" and metric not in SHARES else metric_form(metric)
         for kind in kinds:
             found[name if len(kinds) == 1 else f"{name}, {kind}"] = _fairness_traces(groups, kind, field, form)
     if not found:
@@ -151,10 +152,11 @@ def over_rounds(groups: Sequence[RunGroup]) -> list[Figure]:
     title = sentence_title(metric)
     about = (
         f"{title} on clients' own test examples over the rounds, of {' and of '.join(_OF[kind] for kind in kinds)}: "
-        "the worst client, the worst tenth, mean and standard deviation over clients, and Jain's index, 1 where all "
-        "clients are equal."
+        "the worst client, the worst tenth, mean and standard deviation over clients, and Jain's index, "
+        f"{'100 %' if metric in SHARES else '1'} where all clients are equal."
     )
-    shape = layout(rounds_axis(), axis(""), hovermode="x unified")
+    y = axis("", tickformat=metric_form(metric)) if metric in SHARES else axis("")
+    shape = layout(rounds_axis(), y, hovermode="x unified")
     return [Figure("over-clients", f"{title} over clients", about, [], shape, (control,), frames)]
 
 

@@ -13,6 +13,7 @@ from fedstrata.report.figures import (
     Trace,
     axis,
     class_names,
+    colour_scale,
     frame_key,
     layout,
 )
@@ -31,7 +32,7 @@ def confusion(groups: Sequence[RunGroup]) -> list[Figure]:
     shape = layout(
         axis("predicted", type="category"), axis("true", type="category", autorange="reversed"), height=height
     )
-    return [_chosen("confusion", "Who is taken for whom", about, held, _confusion_traces, shape)]
+    return [_chosen("confusion", "Who is taken for whom", about, held, _confusion_traces, shape, "classes")]
 
 
 def _is_square(found: Any) -> bool:
@@ -49,7 +50,7 @@ def _confusion_traces(group: RunGroup, run: SavedRun) -> list[Trace]:
             "y": names,
             "z": shares,
             "customdata": counts,
-            "colorscale": [list(step) for step in BLUES],
+            "colorscale": colour_scale(BLUES),
             "zmin": 0,
             "zmax": 1,
             "colorbar": {"tickformat": ".0%"},
@@ -65,7 +66,8 @@ def class_scores(groups: Sequence[RunGroup]) -> list[Figure]:
         return []
     about = "Of each class: the share of its predictions that are right, the share of it that is found, and F1."
     shape = layout(axis("class", type="category"), axis("", tickformat=".0%", range=[0, 1]), barmode="group")
-    return [_chosen("class-scores", "Class by class", about, held, _class_traces, {**shape, "showlegend": True})]
+    shape["showlegend"] = True
+    return [_chosen("class-scores", "Class by class", about, held, _class_traces, shape, "classes")]
 
 
 def _class_traces(group: RunGroup, run: SavedRun) -> list[Trace]:
@@ -182,7 +184,7 @@ def _mask_traces(group: RunGroup, run: SavedRun) -> list[Trace]:
             "x": list(range(wide)),
             "y": list(range(len(rows))),
             "z": [row + [None] * (wide - len(row)) for row in rows],
-            "colorscale": [list(step) for step in BLUES],
+            "colorscale": colour_scale(BLUES),
             "hovertemplate": "class %{z}<extra></extra>",
             "colorbar": {"title": {"text": "class"}},
         }
@@ -206,8 +208,9 @@ def _chosen(
     held: Sequence[tuple[RunGroup, SavedRun]],
     traces: Callable[[RunGroup, SavedRun], list[Trace]],
     shape: dict[str, Any],
+    of: str = "",
 ) -> Figure:
-    """A figure of one method at a time."""
-    control = Control(f"{name}-method", "Method", tuple(group.label for group, _ in held))
+    """A figure of one method at a time; `of` names what several figures have in common, which one control serves."""
+    control = Control(f"{of or name}-method", "Method", tuple(group.label for group, _ in held))
     frames = {frame_key(at): traces(group, run) for at, (group, run) in enumerate(held)}
     return Figure(name, title, about, [], shape, (control,), frames)

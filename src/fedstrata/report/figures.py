@@ -38,8 +38,16 @@ BAND = 0.16
 PERCENT = ".2~%"
 HEIGHT = 330
 """The height of a figure that does not set its own; report.js has the same."""
-BLUES = ((0, "#f1f4f8"), (0.01, "#dcefb9"), (0.25, "#9bd7b4"), (0.5, "#41a8be"), (0.75, "#2166a8"), (1, "#172a6b"))
-"""Few to many: ever darker, so that it reads in grey and with any colour vision; zero has a colour of its own."""
+BLUES = (
+    (0.0, "#f1f4f8", "#222a33"),
+    (0.01, "#dcefb9", "#1e3d68"),
+    (0.25, "#9bd7b4", "#1f6596"),
+    (0.5, "#41a8be", "#2f9cb5"),
+    (0.75, "#2166a8", "#8ad1b0"),
+    (1.0, "#172a6b", "#eef8c4"),
+)
+"""Few to many, on light and on dark backgrounds: ever further from the background, so that it reads in grey and with
+any colour vision; zero has a colour of its own."""
 OUTLIERS = (
     (0.0, "#f3f5f7", "#222a33"),
     (0.3, "#cfdbe6", "#3b4b5c"),
@@ -49,6 +57,15 @@ OUTLIERS = (
 )
 """Ordinary to far out, on light and on dark backgrounds: ever further from the background, so that it reads in grey and
 with any colour vision, and from blue-grey to orange where a score stops to be ordinary."""
+
+
+MOST_TICKS = 8
+"""Rounds that are named below a heat-map, which a phone has room for."""
+
+
+def colour_scale(stops: Sequence[tuple[float, str, str]]) -> list[list[Any]]:
+    """The colours of a heat-map as they are on a light background; `dark_colours` has the others."""
+    return [[at, light] for at, light, _ in stops]
 
 
 INK = ("#1d232b", "#e6eaef")
@@ -163,7 +180,7 @@ def dark_colours() -> dict[str, str]:
     found: dict[str, str] = {}
     for light, dark in PALETTE:
         found |= {light: dark, faint_colour(light): faint_colour(dark)}
-    return found | {light: dark for _, light, dark in OUTLIERS} | dict([INK])
+    return found | {light: dark for _, light, dark in (*OUTLIERS, *BLUES)} | dict([INK])
 
 
 def line_trace(
@@ -221,6 +238,12 @@ def curve_traces(groups: Sequence[RunGroup], value: Value, form: str, at: Places
 def rounds_axis(**more: Any) -> dict[str, Any]:
     """An axis of rounds, which are whole numbers."""
     return axis("round", tickformat="d", **more)
+
+
+def cell_rounds_axis(rounds: Sequence[int]) -> dict[str, Any]:
+    """An axis of rounds below the cells of a heat-map: ticks are at cells, and not between two of them."""
+    step = -(-len(rounds) // MOST_TICKS)
+    return rounds_axis(tickvals=list(rounds[::-1][:: max(step, 1)][::-1]))
 
 
 def metrics(groups: Sequence[RunGroup]) -> list[Figure]:
@@ -403,7 +426,7 @@ def _counts_trace(run: SavedRun) -> Trace:
         "customdata": rows,
         "zmin": 0,
         "zmax": math.sqrt(max(most, 1)),
-        "colorscale": [list(stop) for stop in BLUES],
+        "colorscale": colour_scale(BLUES),
         "colorbar": {
             "title": {"text": "examples"},
             "tickvals": [math.sqrt(t) for t in ticks],

@@ -14,6 +14,8 @@ RANKED = ("rounds", "seeds", "state", "computed", "time", "simulated time")
 """Columns of other tables that the opening has already, of several methods."""
 IN_TILES = ("buffers", "best", "in round", "up", "down", "steps", "memory")
 """Those that the tiles of one method have besides."""
+TOLD = ("fedstrata", "python", "torch", "processor")
+"""Versions that are told at once; all of them are in a table."""
 
 
 def opening_html(groups: Sequence[RunGroup]) -> str:
@@ -68,7 +70,7 @@ def _facts(groups: Sequence[RunGroup]) -> dict[str, str]:
         f"{values_text(groups, 'optimizer')} at lr {values_text(groups, 'lr')}, "
         f"batch {values_text(groups, 'batch_size')}",
         "seeds": comma_list(list(dict.fromkeys(seed for group in groups for seed in group.seeds))),
-        "versions": ", ".join(f"{n} {v}" for n, v in groups[0].shown_run.versions.items() if n != "machine") or NONE,
+        "versions": ", ".join(f"{n} {v}" for n, v in groups[0].shown_run.versions.items() if n in TOLD) or NONE,
     }
     return {name: value for name, value in shown.items() if value.replace(NONE, "").strip(", ")}
 

@@ -20,6 +20,7 @@ from fedstrata.report.figures import (
     Figure,
     Trace,
     axis,
+    colour_scale,
     frame_key,
     layout,
     rounds_axis,
@@ -161,7 +162,7 @@ def _heat_base() -> Trace:
         "type": "heatmap",
         "zmin": 0,
         "zmax": TOP,
-        "colorscale": [list(stop[:2]) for stop in OUTLIERS],
+        "colorscale": colour_scale(OUTLIERS),
         "colorbar": {
             "title": {"text": "score"},
             "tickvals": [0, ORDINARY, FAR, TOP],

@@ -60,14 +60,16 @@ class Section:
         """The section, its figures yet to be drawn."""
         controls = " ".join(control.name for control in self.controls)
         drawn = "".join(_figure(figure) for figure in self.figures)
+        boxes = self._control_boxes()
+        choice = f'<div class="controls" data-controls="{controls}">{boxes}</div>' if controls else ""
         shape = "figures" if self.wide or len(self.figures) == 1 else f"figures pair {self.name}"
         return (
             f'<section id="{self.name}" aria-labelledby="h-{self.name}">'
             + f'<div class="head"><h2 id="h-{self.name}">{escape(self.heading)}</h2>'
             + (f'<p class="about">{escape(self.about)}</p>' if self.about else "")
-            + (f'<div class="controls" data-controls="{controls}">{self._control_boxes()}</div>' if controls else "")
+            + (choice if not self.body else "")
             + "</div>"
-            + (f'<div data-part="{self.name}">{self.body}</div>' if self.body else "")
+            + (f'<div data-part="{self.name}">{self.body}</div>{choice}' if self.body else "")
             + (f'<div class="{shape}">{drawn}</div>' if drawn else "")
             + "</section>"
         )

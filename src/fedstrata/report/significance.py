@@ -11,20 +11,25 @@ import numpy as np
 
 LEVEL = 0.05
 """Differences with a smaller p are called significant."""
+ROUNDING = 1e-12
+"""What rounding may add to a difference, as a share of the scores."""
 
 
 def paired_p(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
     """The two-sided p of a paired t-test over the seeds that both have.
 
     t = mean(d)·√n / std(d) with n − 1 degrees of freedom, d the differences. None for fewer than two seeds, and for
-    differences that are all the same and not 0: these tell no spread.
+    differences that are all the same and not 0: these tell no spread. What rounding makes of equal differences
+    (0.81 − 0.8 is not quite 0.82 − 0.81) is none, or nothing would be more significant.
     """
-    differences = [one[seed] - other[seed] for seed in one if seed in other]
+    pairs = [(one[seed], other[seed]) for seed in one if seed in other]
+    differences = [own - its for own, its in pairs]
     if len(differences) < 2:
         return None
     mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
-    if deviation == 0:
-        return None if mean else 1.0
+    noise = ROUNDING * max(abs(score) for pair in pairs for score in pair)
+    if deviation <= noise:
+        return 1.0 if abs(mean) <= noise else None
     from scipy.special import stdtr  # only where a test is made
 
     return float(2 * stdtr(len(differences) - 1, -abs(mean) * math.sqrt(len(differences)) / deviation))

@@ -15,6 +15,7 @@ from fedstrata.report.figures import (
     Trace,
     axis,
     band_traces,
+    cell_rounds_axis,
     frame_key,
     layout,
     line_trace,
@@ -81,7 +82,7 @@ def divergence(groups: Sequence[RunGroup]) -> list[Figure]:
         for m, group in enumerate(held):
             frames[frame_key(q, m)] = [_heat_trace(by_group[groups.index(group)], names, rounds, low, high)]
     height = 170 + 21 * len(names)
-    shape = layout(rounds_axis(), _strata_axis(names), height=height)
+    shape = layout(cell_rounds_axis(rounds), _strata_axis(names), height=height)
     about = "Every stratum, from the input at the top to the output, in every probed round, of one method."
     name, title, by = "divergence", "Strata over the rounds", (quantity, method)
     heat = Figure(name, title, about, [], shape, by, frames, slider, ("z",), linear=SIGNED)
@@ -111,7 +112,7 @@ def _heat_trace(table: Tables, names: Sequence[str], rounds: Sequence[int], low:
         "zmin": round_digits(low),
         "zmax": round_digits(high),
         "colorscale": "Viridis",
-        "colorbar": {"thickness": 12, "tickformat": ".2~g", "exponentformat": "e"},
+        "colorbar": {"thickness": 12, "tickformat": ".4~g", "exponentformat": "e"},
         "hovertemplate": "%{y}, round %{x}: %{z:.4g}<extra></extra>",
     }
 
@@ -132,7 +133,7 @@ def _profile_figure(
             rows = [table.get(at, {}) for table in by_group]
             frames[frame_key(q, r)] = [{"x": [round_digits(row.get(name)) for name in names]} for row in rows]
     shape = layout(
-        axis("", tickformat=".2~g", tickangle=0, nticks=6),
+        axis("", tickformat=".4~g", tickangle=0, nticks=6),
         _strata_axis(names),
         height=height,
         hovermode="y unified",
@@ -221,7 +222,7 @@ def _spike_figure(groups: Sequence[RunGroup], names: Sequence[str], chosen: Cont
         frames[frame_key(s)] = traces_over_rounds(groups, "gradnorm", partial(_norm_ratio, stratum), ".3~g")
     shape = layout(
         rounds_axis(),
-        axis("averaged ÷ alone", tickformat=".2~g"),
+        axis("averaged ÷ alone", tickformat=".4~g"),
         hovermode="x unified",
         shapes=[level_line(1)],
     )
@@ -253,7 +254,7 @@ def _step_figure(groups: Sequence[RunGroup], names: Sequence[str], chosen: Contr
             rows = [series.get(int(at)) or {} for series in found]
             norms = [_norms(row.get(part), stratum) for row in rows for part in ("alone", "averaged")]
             frames[frame_key(s, r)] = [{"y": [round_digits(norm) for norm in steps]} for steps in norms]
-    shape = layout(axis("local step", tickformat="d"), axis("gradient norm", tickformat=".2~g"), hovermode="x unified")
+    shape = layout(axis("local step", tickformat="d"), axis("gradient norm", tickformat=".4~g"), hovermode="x unified")
     about = (
         "Gradient norms of one client over the same batches: from its own local model (dotted) and from the averaged "
         "one (solid), in the round that the slider shows."
@@ -332,7 +333,7 @@ def over_depth(
     for r, at in enumerate(slider.values):
         rows = [table.get(int(at), {}) for table in by_group]
         frames[frame_key(r)] = [{"y": [round_digits(row.get(part)) for part in names]} for row in rows]
-    shape = layout(axis("", type="category"), axis(unit, tickformat=".2~g"), hovermode="x unified")
+    shape = layout(axis("", type="category"), axis(unit, tickformat=".4~g"), hovermode="x unified")
     return Figure(name, title, about, base, shape, (slider,), frames, log=log)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedstrata.report.client_figures import client_name
-from fedstrata.report.figures import PERCENT, Control, Figure, Trace, axis, frame_key, layout, rounds_axis
+from fedstrata.report.figures import PERCENT, Control, Figure, Trace, axis, cell_rounds_axis, frame_key, layout
 from fedstrata.report.formatting import distinct_names, escape, round_digits
 from fedstrata.report.outlier_figures import MOST_CLIENTS
 from fedstrata.report.run_groups import RunGroup, merge_orders, strata_of
@@ -42,7 +42,8 @@ def who_trained_what(groups: Sequence[RunGroup]) -> list[Figure]:
     about_clients = "In how many rounds each client trained each stratum, and its update was used." + (
         f" Of {clients} clients the {MOST_CLIENTS} that trained least are shown." if clients > MOST_CLIENTS else ""
     )
-    first = layout(rounds_axis(), rows, height=170 + 21 * most)
+    every = sorted({at for group in held for at in _rounds_of(group.shown_run)})
+    first = layout(cell_rounds_axis(every), rows, height=170 + 21 * most)
     second = layout(axis("", type="category"), rows, height=190 + 17 * min(clients, MOST_CLIENTS))
     return [
         Figure("trained-rounds", "Strata over the rounds", about, [], first, (method, who), over),

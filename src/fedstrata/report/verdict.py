@@ -20,6 +20,7 @@ from fedstrata.report.run_groups import RunGroup, is_lower_better, judged_alike,
 from fedstrata.report.tables import (
     HtmlTable,
     best_score,
+    counted_seeds,
     final_score,
     has_diverged,
     kind_cells,
@@ -115,6 +116,9 @@ def _remarks(groups: Sequence[RunGroup]) -> Iterator[str]:
     fallen = [group.label for group in groups if not sound_runs(group)]
     if fallen:
         yield f"Diverged: {comma_list(fallen)}."
+    partly = [f"{g.label} ({counted_seeds(g)} left)" for g in groups if 0 < len(sound_runs(g)) < len(g.runs)]
+    if partly:
+        yield f"Diverged with some seeds, which its mean leaves out: {comma_list(partly)}."
     if any(not (run.summary or has_diverged(run)) for group in groups for run in group.runs):
         yield "Not all runs have ended."
     own = [group.label for group in groups if group.is_own]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -95,8 +95,14 @@ class Link:
         end = time.monotonic() + seconds
         while self._open and (left := end - time.monotonic()) > 0:
             self._push()
-            select.select([self._socket], [self._socket] if self._unsent else [], [], left)
+            self._await(left)
             yield from self.receive()
+
+    def _await(self, seconds: float) -> None:
+        """Return as soon as the process has said something, or takes more; whatever the socket's number is."""
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0))
+            waiting.select(seconds)
 
     def how_it_ended(self) -> str:
         """Why the process is gone, where it did not say so itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 import time
@@ -47,10 +48,14 @@ class Tracker(Callback):
         self.kind = build_kind(kind)
         if not self.kind.is_installed:
             raise UsageError(self.kind.missing)
-        self._tell = tell or _tell_user
+        self._to_user = tell or _tell_user
         self._report = report
         self._kept: dict[str, Any] = {}
         self._link: Link | None = None
+
+    def _tell(self, text: str) -> None:
+        """Tell the user, but not what stands before a host in an address: that is a password."""
+        self._to_user(re.sub(r"(?<=://)[^/@\s]+(?=@)", "…", text))
 
     @contextmanager
     def _never_stopping(self) -> Iterator[None]:

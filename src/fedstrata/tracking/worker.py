@@ -104,7 +104,7 @@ class Session:
         kept = {**self._kept, "round": self._round}
         self._reply({"kept": kept})
         if self._path is not None:
-            write_atomic(self._path, json.dumps(kept) + "\n")
+            write_atomic(self._path, json.dumps(kept) + "\n", mode=0o600)  # an address may hold a password
 
 
 def open_backend(kind: TrackerKind) -> Backend:

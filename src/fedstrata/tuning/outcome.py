@@ -155,8 +155,13 @@ def read_tuned(folder: Path) -> Tuned:
 
 
 def values_text(values: Mapping[str, Any]) -> dict[str, str]:
-    """Values as people write them."""
-    return {name: f"{value:g}" if isinstance(value, float) else repr(value) for name, value in values.items()}
+    """Values as people write them: 1.0 is no 1, for a participation of 1 is one client."""
+    return {name: _value_text(value) for name, value in values.items()}
+
+
+def _value_text(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else repr(value)
+    return f"{text}.0" if isinstance(value, float) and text.lstrip("-").isdecimal() else text
 
 
 def numbers(method: TunedMethod, name: str, trials: Sequence[TriedTrial]) -> list[float | None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedstrata.compare import Comparison
 from fedstrata.compare.table import Stat, spread
-from fedstrata.core.text import metric_text, metric_title, plural
+from fedstrata.core.text import SHARES, metric_text, metric_title, plural
 from fedstrata.report.formatting import NONE, escape
 from fedstrata.report.page import document
 from fedstrata.report.sections import Section
@@ -63,7 +63,7 @@ def _result(tuned: Tuned, method: TunedMethod, fresh: Stat | None) -> tuple[str,
         method.name,
         NONE if best is None else ", ".join(f"{name} = {value}" for name, value in best.values.items()),
         NONE if best is None else metric_text(tuned.metric, best.score),
-        spread(fresh, tuned.metric),
+        spread(fresh, tuned.metric) + (" %" if fresh is not None and tuned.metric in SHARES else ""),
         f"{complete} of {len(method.trials)}",
         f"{method.rounds:,}",
     )

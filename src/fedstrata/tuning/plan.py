@@ -13,7 +13,7 @@ from fedstrata.config.schema import RunConfig, validate_values
 from fedstrata.core.spec import Call, parse_call, parse_sum
 from fedstrata.core.text import plural
 from fedstrata.errors import UsageError, did_you_mean
-from fedstrata.tuning.space import Space, Template, read_template
+from fedstrata.tuning.space import Space, Template, Uniform, read_template
 
 DEFAULT_SEARCH = {"lr": "log(0.001, 1)"}
 """What is searched where nothing is said."""
@@ -158,6 +158,8 @@ def plan_search(values: Mapping[str, Any], search: Mapping[str, Any] | None, bud
     if "seed" not in values and "seeds" not in values:
         values["seed"] = list(SEEDS)
     grid = read_grid(values)
+    if any("validation" in fields for fields in (grid.fields, grid.axes, *(own for _, own in grid.methods))):
+        raise UsageError("a search has one validation share, its budget's, and reports on the test set")
     if budget.seed in grid.seeds:
         raise UsageError(
             f"seed {budget.seed} is the one that is tuned on: report others, or give another --search-seed"
@@ -172,6 +174,7 @@ def plan_search(values: Mapping[str, Any], search: Mapping[str, Any] | None, bud
     ]
     for candidate in candidates:
         candidate.trial(candidate.initial, budget)
+        _check_numbers(candidate, budget)
     return SearchPlan(grid, tuple(candidates), budget)
 
 
@@ -204,6 +207,18 @@ def _check_used(wanted: Mapping[str, Any], grid: Grid) -> None:
             known = [*RunConfig.model_fields, *used]
             what = "method or setting" if dot else "setting"
             raise UsageError(f"there is no {what} '{head}' to search{did_you_mean(head, known)}")
+        if head not in RunConfig.model_fields and not dot:
+            raise UsageError(f"{head} is a method: name what is searched in it, as in {head}.mu")
+
+
+def _check_numbers(candidate: Candidate, budget: Budget) -> None:
+    """Refuse fractions where whole numbers are wanted, and the like, for such a search would find nothing."""
+    for name, space in candidate.spaces.items():
+        if isinstance(space, Uniform):
+            try:
+                candidate.trial({**candidate.initial, name: space.middle}, budget)
+            except UsageError as why:
+                raise UsageError(f"{name} cannot be searched in {space}: {why}") from None
 
 
 def _short_label(label: str, grid: Grid) -> str:

@@ -39,6 +39,7 @@ class Search:
         import_optuna()
         self.plan, self.out = plan, out
         self.tell = on_news or (lambda news: None)
+        self._failed: Mapping[Path, FedstrataError] = {}
         self._metric, self._better = _judge(plan)
         (out / FOLDER).mkdir(parents=True, exist_ok=True)
         self._claim = claim(out / FOLDER)
@@ -74,8 +75,8 @@ class Search:
         stuck: set[int] = set()
         try:
             while batches := self._next_batches(stuck):
-                runs = [run for batch in batches.values() for run in batch.values() if not _is_over(run)]
-                failures |= run_all(_each_once(runs), jobs, self.tell, self.plan.grid.sets_workers)
+                runs = [run for batch in batches.values() for run in batch.values()]
+                failures |= run_to_ends(runs, jobs, self.tell, self.plan.grid.sets_workers)
                 for place, batch in batches.items():
                     if not self._settle(place, batch, failures):
                         stuck.add(place)
@@ -83,7 +84,8 @@ class Search:
         except KeyboardInterrupt:
             total, done = self.counts
             raise Stopped(f"stopped with {done} of {total} trials finished; the same command goes on") from None
-        return {path: why for path, why in failures.items() if not isinstance(why, UsageError)}
+        self._failed = {path: why for path, why in failures.items() if not isinstance(why, UsageError)}
+        return self._failed
 
     def _next_batches(self, stuck: set[int]) -> dict[int, Batch]:
         """The next trials of every method; those that no run can have are told at once."""
@@ -136,13 +138,13 @@ class Search:
         """The runs to report: every method with the best that was found for it, on the seeds that no trial had.
 
         Raises:
-            UsageError: if a method has no trial that is complete.
+            FedstrataError: if a method has no trial that is complete.
         """
         runs: list[Run] = []
         for candidate, search in zip(self.plan.candidates, self._searches, strict=True):
             best = None if search is None else search.best
             if search is not None and best is None:
-                raise UsageError(f"{candidate}: no trial is complete, so there is nothing to report")
+                raise self._nothing(candidate)
             own = candidate.chosen({} if best is None else best.values)
             fields = {name: value for name, value in candidate.fields.items() if name not in own}
             grid = replace(self.plan.grid, fields=fields)
@@ -150,6 +152,16 @@ class Search:
             runs += [replace(run, varied=candidate.varied) for run in found]
         check_distinct(runs)
         return Plan(tuple(runs), self.out, self.plan.grid.sets_workers)
+
+    def _nothing(self, candidate: Candidate) -> FedstrataError:
+        """Why there is nothing to report of a method."""
+        told = f"{candidate}: no trial is complete, so there is nothing to report"
+        for why in self._failed.values():
+            return FedstrataError(f"{told}: {why}; the same command tries again")
+        place = self.plan.candidates.index(candidate)
+        search = self._searches[place]
+        whys = [trial.why for trial in (search.trials if search else []) if trial.why]
+        return UsageError(": ".join([told, *whys[:1]]))
 
 
 def _rounds_of(candidate: Candidate, plan: SearchPlan) -> int:
@@ -181,8 +193,38 @@ def _is_over(run: Run) -> bool:
     return find_result(run) is not None or find_cut(run.directory, run.cuts) is not None
 
 
+def run_to_ends(runs: Sequence[Run], jobs: int, tell: Listener, workers: bool = False) -> dict[Path, FedstrataError]:
+    """Run trials to their ends, or their cuts; of those with the same values one, and then whichever has further to go.
+
+    Args:
+        runs: of all trials; those that are over are left alone.
+        jobs: how many at the same time.
+        tell: called after every round and at every run's end.
+        workers: True if the user has set the number of workers.
+
+    Returns:
+        What went wrong, by directory; a UsageError where no run can have such values.
+    """
+    failures: dict[Path, FedstrataError] = {}
+    while left := [run for run in runs if not _is_over(run) and run.directory not in failures]:
+        failures |= run_all(_each_once(left), jobs, tell, workers)
+    return {run.directory: _blamed(run, failures[run.directory]) for run in runs if run.directory in failures}
+
+
+def _blamed(run: Run, failure: FedstrataError) -> FedstrataError:
+    """A failure: a UsageError only if no run can have these values, and not if the disk was full, say."""
+    from fedstrata.run import open_run
+
+    if isinstance(failure, UsageError):
+        try:
+            open_run(run.config, None).close()
+        except UsageError:
+            return failure
+    return FedstrataError(str(failure))
+
+
 def _each_once(runs: Sequence[Run]) -> list[Run]:
-    """Two trials may have the same values; the one with fewer cuts is run, and shows what becomes of the other."""
+    """Two trials may have the same values; the one with fewer cuts is run first, and mostly shows both ends."""
     by_directory: dict[Path, Run] = {}
     for run in sorted(runs, key=lambda run: len(run.cuts)):
         by_directory.setdefault(run.directory, run)
@@ -204,7 +246,7 @@ def _outcome(number: int, run: Run, search: MethodSearch, failures: Mapping[Path
     scores = {r.round: r.score for r in records if r.score is not None and r.round <= last}
     by_round = {at: score for at, score in scores.items() if at in search.rungs or at == last}
     found = Trial(number, values, "ended early", None, by_round, last, run.directory.name)
-    if result is None:
+    if cut is not None or result is None:  # also of a run that another search has let go on: it tells this one nothing
         return found
     if result.diverged is not None or result.score is None:
         return replace(found, state="diverged", why=result.diverged or "it has no score")

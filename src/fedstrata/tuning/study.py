@@ -197,7 +197,9 @@ class MethodSearch:
         if len(scores) < LEAST_TRIALS or len(self.candidate.spaces) < 2:
             return {}
         evaluator = self._optuna.importance.FanovaImportanceEvaluator(n_trees=IMPORTANCE_TREES, seed=self._budget.seed)
-        found = self._optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+        told = self._optuna.create_study(direction=self._study.direction)
+        told.add_trials(self._frozen())  # no others, if there were more trials before than are asked for now
+        found = self._optuna.importance.get_param_importances(told, evaluator=evaluator)
         return {name: float(share) for name, share in found.items()}
 
 

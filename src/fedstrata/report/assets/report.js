@@ -119,6 +119,9 @@
     if (naming && shown.yaxis?.title?.text === "" && shown.yaxis.type !== "category") { // what is chosen is what it is of
       shown.yaxis.title.text = data.controls[naming].values[place(naming)];
     }
+    if (naming && shown.xaxis?.title?.text === "" && shown.yaxis?.type === "category") {
+      shown.xaxis.title.text = data.controls[naming].values[place(naming)];
+    }
     const width = printing ? PAPER : plot.clientWidth;
     Object.assign(shown, sizeOf(figure, plot, width));
     plot.style.height = `${shown.height}px`;
