@@ -317,15 +317,9 @@ def test_data_show_of_what_has_no_classes(dataset: str, said: str, first: str, c
 def test_data_show_names_natural_clients(tmp_path: Path, capsys: Capture) -> None:
     rows = "".join(f"{number},{number % 2},site {number % 23:02}\n" for number in range(230))
     (tmp_path / "t.csv").write_text("age,sick,site\n" + rows)
-    arguments = [
-        "data",
-        "show",
-        "--dataset",
-        "csv(path='t.csv', target='sick', client='site')",
-        "--partition",
-        "natural",
-    ]
-    assert fedstrata(*arguments, "--clients", 0) == 0
+    table = "csv(path='t.csv', target='sick', client='site')"
+    arguments = ["data", "show", "--dataset", table, "--partition", "natural", "--clients", 0]
+    assert fedstrata(*arguments) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "clients: 0 site 00, 1 site 01," in printed
     assert "19 site 19 and 3 more" in printed
