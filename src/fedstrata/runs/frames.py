@@ -102,6 +102,8 @@ def plot_records(records: Sequence[Record], name: str, against: str, axes: Axes 
         raise UsageError("there is nothing to draw: no round was evaluated")
     if axes is None:
         axes = _new_axes()
+        if against == "round":
+            axes.xaxis.get_major_locator().set_params(integer=True)  # there is no round 2.5
     axes.plot(
         [at for at, _ in points], [score for _, score in points], marker="." if len(points) < 40 else "", label=name
     )
