@@ -171,6 +171,13 @@ def test_the_default_directory_is_new_every_time(tmp_path: Path) -> None:
     assert same(first, second)
 
 
+def test_the_default_directory_of_a_file_is_named_after_it(tmp_path: Path) -> None:
+    (tmp_path / "Patients 2.csv").write_text("age,sick\n" + "1.5,0\n2.5,1\n" * 30)
+    data = ("--dataset", "csv(path='Patients 2.csv', target='sick')", "--model", "logreg", "--clients", "2")
+    assert fedstrata("run", *data, "--partition", "iid", "--rounds", "1", "--quiet") == 0
+    assert [run.name for run in (tmp_path / "runs").iterdir()] == ["patients-2-fedavg-seed0"]
+
+
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
