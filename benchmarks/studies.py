@@ -33,12 +33,14 @@ class Study:
         options: what all its runs share, with `|` between the command's words; `{seed}` stands for the run's seed.
         rates: learning rates to choose from.
         rows: name of a row → what it adds.
+        places: what stands in braces in them → where it is on this machine, which is not in a run's name.
     """
 
     name: str
     options: str
     rates: tuple[float, ...]
     rows: Mapping[str, str] = field(hash=False)
+    places: Mapping[str, str] = field(hash=False, default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class Job:
         text = f"{self.study.options}|{self.study.rows[self.row]}|--lr|{self.rate}|--seed|{self.seed}|--engine|serial"
         return text.replace("{seed}", str(self.seed)).split("|")
 
+    def _options_here(self) -> list[str]:
+        """The same, with this machine's places."""
+        found = self.options()
+        for name, place in self.study.places.items():
+            found = [word.replace(f"{{{name}}}", place) for word in found]
+        return found
+
     def directory(self, out: Path) -> Path:
         """Where the run is."""
         return out / self.study.name / sha256(json.dumps(self.options()).encode()).hexdigest()[:12]
@@ -66,7 +75,7 @@ class Job:
         if not summary.exists():
             rest = ["resume", str(directory)]  # where it was stopped
             if not directory.exists():
-                rest = ["run", *self.options(), "--out", str(directory), "--no-report"]
+                rest = ["run", *self._options_here(), "--out", str(directory), "--no-report"]
             command = [sys.executable, "-m", "fedstrata", *rest, "--quiet"]
             done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
             if done.returncode and not summary.exists():

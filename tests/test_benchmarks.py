@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,7 +116,7 @@ def test_packed_runs_count_as_finished_elsewhere(tmp_path: Path) -> None:
     """Two finished runs of three, packed twice to the same bytes; unpacked, the third alone is missing."""
     settings = {"dataset": "digits(examples=60, test_examples=20)", "model": "logreg", "clients": 2, "rounds": 1}
     several = {**settings, "workers": 1, "seed": [0, 1, 2]}
-    compare({**several, "seed": [0, 1]}, tmp_path / "here")
+    compare({**several, "seed": [0, 1], "data_dir": str(tmp_path / "data")}, tmp_path / "here")
     (tmp_path / "here" / "unfinished").mkdir()
     (tmp_path / "here" / "unfinished" / "run.toml").write_text("")
     module = load("pack_runs.py")
@@ -124,6 +125,7 @@ def test_packed_runs_count_as_finished_elsewhere(tmp_path: Path) -> None:
     assert (tmp_path / "one.tar.xz").read_bytes() == (tmp_path / "two.tar.xz").read_bytes()
     with tarfile.open(tmp_path / "one.tar.xz") as packed:
         packed.extractall(tmp_path / "there", filter="data")
+    assert not any(str(tmp_path) in path.read_text() for path in (tmp_path / "there").rglob("run.toml"))
     left = missing(plan(several, tmp_path / "there"))
     assert [run.config.seed for run in left] == [2]
     with pytest.raises(SystemExit, match="holds no finished run"):
@@ -131,22 +133,26 @@ def test_packed_runs_count_as_finished_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_study_of_adapters_is_told_at_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From summaries that are there: the better rate, the paired interval, models of clients' own judged apart."""
+    """From runs that are there, or were elsewhere: the better rate, the paired interval, own models judged apart."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     adapters = load("adapters.py")
     for row in adapters.ROWS.values():
         fs.method(row.method)
-    tables = adapters.Tables(("sst-2",), (0, 1, 2), tmp_path, "minilm", ("LoRA", "RoLoRA", "FedSA-LoRA"))
+    rows = ("LoRA", "RoLoRA", "FedSA-LoRA")
+    tables = adapters.Tables(("sst-2",), (0, 1, 2), tmp_path, "minilm", rows, tmp_path / "runs.json")
     assert tables.plan().startswith("24 runs (6 of them to choose rates)")
     assert "0 of 9 runs" in tables.table("sst-2", 0.1)
 
     def write(job: Any, accuracy: float, own: float) -> None:
         where = job.directory(tmp_path)
         where.mkdir(parents=True)
+        rounds = [(0.1, 0.1), (accuracy - 0.1, own - 0.1), (accuracy, own), (accuracy + 0.1, own + 0.1)]
+        lines = [{"accuracy": whole, "fairness": {"mean": mine}} for whole, mine in rounds]
+        lines.insert(2, {"accuracy": None, "fairness": None})
+        (where / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         costs = {"bytes_up": 4e6, "flops": 3e12, "training_memory": 2e8, "seconds": 60.0}
         method = adapters.ROWS[job.row].method
-        whole = {"accuracy": accuracy, "fairness": {"mean": own}, "diverged": None, "method": method, "costs": costs}
-        (where / "summary.json").write_text(json.dumps(whole))
+        (where / "summary.json").write_text(json.dumps({"diverged": None, "method": method, "costs": costs}))
 
     for job in tables.tuning("sst-2"):
         write(job, 0.6 + 0.1 * job.rate, 0.9 - 0.1 * job.rate)
@@ -162,3 +168,5 @@ def test_a_study_of_adapters_is_told_at_any_time(tmp_path: Path, monkeypatch: py
     assert "| – | 82.0 ± 10.6 | +2.0 [" in lines["FedSA-LoRA"]
     assert "not decided" in lines["FedSA-LoRA"]
     assert "4.0 MB | 3 TFLOP | 200.0 MB | 60 |" in lines["LoRA"]
+    elsewhere = replace(tables, out=tmp_path / "elsewhere", folder="another/place")
+    assert elsewhere.table("sst-2", 0.1) == tables.table("sst-2", 0.1)  # from what was kept

@@ -362,6 +362,7 @@ class Federation:
         memories = partial(self._recorder.recall, state), partial(self._recorder.keep, state)
         trained = self._run_round(state, self._prober if self._prober.due(state.round) else None, *memories)
         due = (state.round + 1) % self.settings.eval_every == 0 or state.round + 1 >= self.settings.rounds
+        due = due or not self._pace.goes_on(trained.after)  # then this is the last round
         request = self._evaluator.begin(trained.after) if self.test is not None and due else None
         return replace(trained, request=request, seconds=self._lap())
 

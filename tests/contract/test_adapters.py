@@ -40,6 +40,7 @@ OTHERS: list[Technique] = [
     Keep(strata="lora_B"),
     InCo(),
     TopK(share=0.3),
+    TopK(share=0.3, feedback=False),
     Quantise(bits=8),
 ]
 """Techniques of the matrix that layer-wise work on adapters builds on."""
@@ -140,7 +141,7 @@ def test_clients_of_other_rank_and_depth(technique: Technique, tmp_path: Path) -
     archs = {"low": adapted(1), "shallow": adapted(2, deep=False)}
     settings: dict[str, Any] = {"archs": archs, "arch_of": lambda c: {1: "low", 2: "shallow"}.get(c, "")}
     settings["participation"] = len(clients)
-    beside = [t for t in (Scaffold(), FedPart(full_rounds=1), TopK(share=0.5)) if fits(technique, t)]
+    beside = [t for t in (Scaffold(), FedPart(full_rounds=1), TopK(share=0.5, feedback=False)) if fits(technique, t)]
     check(technique, *beside, changes_base=changes_base(technique), **settings)
     many, one = weights(run(technique, engine="vmap", **settings)), run(technique, **settings)
     for name, value in weights(one).items():
@@ -203,7 +204,7 @@ def test_pairs(row: Row) -> None:
         elif not fits(row.technique, other):
             with pytest.raises(fs.UsageError, match=rf"'{row.technique.name}'|'{other.name}'"):
                 federation(other, row.technique)
-    assert len(beside) >= len(OTHERS) / 2
+    assert len(beside) >= 5
     check(*beside, row.technique, changes_base=changes_base(row.technique), rounds=2)
 
 

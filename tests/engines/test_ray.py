@@ -150,6 +150,9 @@ def named_inputs() -> dict[str, Any]:
     }
 
 
+COMING = "slow*2(up='1kB/s', flops='5k/s'); fast*3(flops='50k/s', available='daily(p=0.5, hours=0.001)'); a"
+
+
 def mixed(method: str) -> dict[str, Any]:
     shallow = staged("first", "norm", "relu", "head")
     return {
@@ -170,6 +173,7 @@ def mixed(method: str) -> dict[str, Any]:
         (lambda: mixed("groupavg"), 1),
         (named_inputs, 1),
         (lambda: {"faults": FAULTS, "participation": 1.0}, 2),
+        (lambda: {"method": "fedbuff(buffer=2) + moon", "fleet": COMING, "participation": 3, "rounds": 5}, 2),
     ],
     ids=[
         "batch norm and fedpart",
@@ -179,10 +183,13 @@ def mixed(method: str) -> dict[str, Any]:
         "groupavg",
         "named inputs",
         "faults",
+        "updates as they arrive",
     ],
 )
 def test_the_same_bits(world: Any, workers: int, on_ray: dict[str, Any]) -> None:
-    check_same(run(**world(), **on_ray, workers=workers), run(**world(), engine="serial"))
+    found, wanted = run(**world(), **on_ray, workers=workers), run(**world(), engine="serial")
+    check_same(found, wanted)
+    assert (found.state.clock, found.state.flights) == (wanted.state.clock, wanted.state.flights)
 
 
 @pytest.mark.parametrize("kind", [OwnMemory, SharedMemory])

@@ -109,15 +109,28 @@ def test_a_technique_and_devices_take_turns_apart() -> None:
     assert {s for r in fed.fit().records for s in r.active} == {"0", "3", "6", "14"}
 
 
-def test_a_plan_of_a_technique_is_narrowed() -> None:
-    """FedPart's active stratum trains at those who can afford it; where nobody can, nothing moves in that round."""
-    budget = peak(SECOND) + 2000
-    fed = build(f"phone*4(memory={budget})", method="fedpart(full_rounds=0, rounds_per_stratum=1)", rounds=3)
+@pytest.mark.parametrize("schedule", ["fedpart(", "select(score='cyclic', "])
+def test_a_plan_of_a_technique_is_narrowed(schedule: str) -> None:
+    """FedPart's active stratum trains at those who can afford it; one that nobody can afford has no turn."""
+    budget, method = peak(SECOND) + 2000, f"{schedule}full_rounds=0, rounds_per_stratum=1)"
+    fed = build(f"phone*4(memory={budget})", method=method, rounds=6)
     records = fed.fit().records
-    assert [r.active for r in records] == [[], ["3"], ["6"]]
-    assert [r.training_memory > 0 for r in records] == [False, True, True]
-    assert [r.steps > 0 for r in records] == [False, True, True]
-    assert records[0].refused == []
+    assert [r.active for r in records] == [["3"], ["6"], ["9"], ["14"], ["3"], ["6"]]
+    assert all(r.training_memory > 0 and r.steps > 0 and not r.refused for r in records)
+    # A box that can afford it brings its turn back, and nothing moves at the phones in that round.
+    fed = build(f"phone*3(memory={budget}); box", method=method, rounds=2)
+    records = fed.fit().records
+    assert [r.active for r in records] == [["0"], ["3"]]
+    assert records[0].trainings[-1].clients == [3]
+
+
+def test_what_clients_keep_is_told_of_all_strata() -> None:
+    """Half of the five strata counted from the input, two, stay, whether devices can train them or not."""
+    fed = build(f"phone*4(memory={peak(SECOND) + 2000})", method="lgfedavg", rounds=1)
+    before = {n: t.clone() for n, t in fed.state.params.items()}
+    fed.fit()
+    moved = {n for n, t in fed.state.params.items() if not torch.equal(t, before[n])}
+    assert moved == {n for n in before if not n.startswith(("0.", "1.", "3.", "4."))}
 
 
 def test_what_cannot_be_is_said_in_a_sentence() -> None:

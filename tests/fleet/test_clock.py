@@ -198,7 +198,8 @@ def test_a_run_ends_when_nobody_is_ever_there_again(tmp_path: Path, engine: str,
     rows = ["0,0,10", "1,0,10", "1,50,51"]
     (tmp_path / "t.csv").write_text("\n".join(["client,start,end", *rows]))
     fleet = f"a*6(up='100B/s', available=\"trace('{tmp_path / 't.csv'}')\")"
-    make = partial(build, fleet=fleet, method=method, rounds=40, out=tmp_path / "run", engine=engine)
+    how: dict[str, Any] = {"method": method, "rounds": 40, "eval_every": 40, "engine": engine, "out": tmp_path / "run"}
+    make = partial(build, fleet=fleet, **how)
     workers = {"workers": 2} if engine == "processes" else {}
     fed = make(**workers)
     done = len(fed.fit().records)
@@ -209,6 +210,7 @@ def test_a_run_ends_when_nobody_is_ever_there_again(tmp_path: Path, engine: str,
     )
     summary = SavedRun.read(tmp_path / "run").summary
     assert summary["rounds"] == done
+    assert [r.accuracy is not None for r in fed.records] == [False] * (done - 1) + [True]  # what it ends with is judged
     assert note in summary["notes"]
     assert fed.dry_run(2).rows
     assert len(make(resume=True, **workers).fit().records) == done

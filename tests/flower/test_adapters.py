@@ -84,6 +84,32 @@ def test_the_same_bits_as_serial_and_no_base_in_any_message(
     assert all(path.stat().st_size < base / 2 for path in stored)
 
 
+@pytest.mark.parametrize("method", ["fedexlora", "flora"])
+@pytest.mark.parametrize("forgets", [False, True])
+def test_weights_of_the_base_that_a_method_has_changed(world: World, method: str, forgets: bool) -> None:
+    """They travel, to a site that has lost them once more; the rest of the base never does."""
+    grid = world.grid()
+
+    def forget(message: Any, answer: Any) -> Any:
+        state = grid.contexts[100].state
+        for name in [name for name in state.config_records if "-held-" in name]:
+            del state.config_records[name]
+        return answer()
+
+    if forgets:
+        grid.faults[100] = forget
+    found = world.silos(grid, method=method, participation=3)
+    reference = world.serial(method=method, participation=3)
+    assert all(torch.equal(found.state.params[n], p) for n, p in reference.state.params.items())
+    assert not any(record.refused for record in found.records)
+    model = world.model()
+    base = {n: p.nbytes for n, p in model.named_parameters() if n in base_names(model)}
+    moved = {n for n, p in model.named_parameters() if n in base and not torch.equal(found.state.params[n], p)}
+    assert moved == {n for n in base if n.endswith(("query.base_layer.weight", "value.base_layer.weight"))}
+    own = sum(p.nbytes for n, p in model.named_parameters() if n not in base)
+    assert max(sent(grid)) < own + sum(base[n] for n in moved) + 6000 < sum(base.values())
+
+
 def test_a_site_with_another_base_is_refused(world: World, tmp_path: Path) -> None:
     grid = world.grid(World(tmp_path, seed=1), keep=tmp_path / "site")
     found = world.silos(grid, rounds=1)

@@ -77,6 +77,33 @@ def test_a_head_per_token(tmp_path: Path) -> None:
     assert model(**inputs().tensors).logits.shape == (4, 12, 3)
 
 
+def test_a_head_on_the_mean_over_the_tokens(tmp_path: Path) -> None:
+    """By hand: logits = W·(mean of the hidden states of the text's own tokens) + b."""
+    model = build(write_bert(tmp_path), head="mean").eval()
+    x = inputs(2).tensors
+    x["attention_mask"] = torch.tensor([[1] * 12, [1] * 5 + [0] * 7])
+    params = dict(model.named_parameters())
+    hidden = model.bert(**x).last_hidden_state.double()
+    weight, bias = params["classifier.weight"].double(), params["classifier.bias"].double()
+    expected = torch.stack([weight @ hidden[0].mean(0) + bias, weight @ hidden[1, :5].mean(0) + bias])
+    torch.testing.assert_close(model(**x).double(), expected, atol=1e-6, rtol=0)
+    longer = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in x.items()}
+    torch.testing.assert_close(model(**longer), model(**x), atol=1e-6, rtol=0)
+    assert new_parameters(model) == {"classifier.weight", "classifier.bias"}
+    found = strata(model, inputs())
+    assert [s.name for s in found if s.classifies] == ["classifier"]
+    assert not any("pooler" in s.name or s.idle for s in found)
+
+
+def test_weights_of_another_size_are_refused_under_any_head(tmp_path: Path) -> None:
+    folder = write_bert(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
+    for head in ("classification", "mean"):
+        with pytest.raises(UsageError, match=r"do not fit its config.json"):
+            build(folder, head=head)
+
+
 def test_dropout_is_set_everywhere(tmp_path: Path) -> None:
     model = build(write_bert(tmp_path), dropout=0).train()
     x = inputs().tensors

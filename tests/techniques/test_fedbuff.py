@@ -193,10 +193,12 @@ def test_who_has_nothing_to_train_fills_no_buffer() -> None:
     assert all(active for active, _ in trained)
 
 
-def test_a_round_that_nobody_can_train_in_passes() -> None:
-    """No device can train the first stratum: FedPart's first round is empty, and spoils none that comes after it."""
+def test_a_round_that_nobody_can_train_in_passes(tmp_path: Path) -> None:
+    """Only a computer that is never there could train the first stratum: an empty round spoils none after it."""
+    (tmp_path / "t.csv").write_text("client,start,end\n0,0,10\n")
     schedule = "fedbuff(buffer=2) + fedpart(full_rounds=0, rounds_per_stratum=1)"
-    fed = build(method=schedule, fleet="phone*6(memory='1450B', flops='1M/s')")
+    away = f"pc(available=\"trace('{tmp_path / 't.csv'}')\")"
+    fed = build(method=schedule, fleet=f"phone*5(memory='1450B', flops='1M/s'); {away}")
     assert [record.active for record in fed.fit().records] == [[], *[["2"]] * 5]
     assert [len(record.clients) for record in fed.records[:2]] == [2, 2]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+import fedstrata as fs
 from tests.techniques.adapted_worlds import (
     PLACES,
     Adapted,
@@ -52,3 +54,19 @@ def test_the_mean_of_whole_matrices() -> None:
     fed.fit()
     whole = np.average([start.train(c).whole() for c in clients], axis=0, weights=counts(clients))
     np.testing.assert_allclose(by_hand(fed.state.params).whole(), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["flora", "hlora"])
+def test_what_remembers_factors_is_refused(method: str) -> None:
+    """Rows of A and columns of B stand for other things after a round, and flora's W has what old ones had."""
+    for other in ("scaffold", "fedadam", "ditto", "apfl", "inco"):
+        with pytest.raises(fs.UsageError, match="other factors of a product in every round"):
+            fs.method(f"{method} + {other}")
+    for other in ("topk", "quantise(feedback=True)"):
+        with pytest.raises(fs.UsageError, match=r"\(feedback=True\)' cannot be combined: .*feedback=False remembers"):
+            fs.method(f"{method} + {other}")
+    for other in ("topk(feedback=False)", "quantise", "fedprox", "fedpart"):
+        fs.method(f"{method} + {other}")
+    if method == "flora":
+        with pytest.raises(fs.UsageError, match="moon's last model"):
+            fs.method("flora + moon")

@@ -106,6 +106,12 @@ class Method:
                     f"'{lacks.name}' and '{needs.name}' cannot be combined: clients keep parts of the model to "
                     f"themselves, and '{needs.name}' computes with whole models on the server"
                 )
+        for renews, keeps in product(self.techniques, self.encoders):
+            if renews.renews and keeps.feedback:
+                raise UsageError(
+                    f"'{renews.name}' and '{keeps.name}(feedback=True)' cannot be combined: {renews.renews}; "
+                    "feedback=False remembers nothing"
+                )
         for one, two in pairwise(self.encoders):
             if one.step == two.step:
                 raise UsageError(f"'{one.name}' and '{two.name}' cannot be combined: {STEPS[one.step]}")

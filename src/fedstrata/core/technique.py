@@ -288,6 +288,8 @@ class Technique:
         tunes: True if clients train in its rounds after the last one, and keep all that they train there.
         synchronous: why its maths needs all clients of a round to begin with the same model; it is refused beside a
             technique with `arrivals`.
+        renews: why what clients remember of their changes means nothing in the next round; encodings with feedback are
+            refused beside it. Empty where it means what it did.
         caveat: what a reader of the results must know.
         needs_deltas: True if `apply` reads the clients' deltas one by one, so that they must all be kept.
         sums: `slot` or `delta` as a promise that `accumulate` adds up slots, or deltas, and nothing else. Beside a
@@ -319,6 +321,7 @@ class Technique:
     needs_whole: ClassVar[bool] = False
     tunes: ClassVar[bool] = False
     synchronous: ClassVar[str] = ""
+    renews: ClassVar[str] = ""
     caveat: ClassVar[str] = ""
     needs_deltas: ClassVar[bool] = False
     sums: ClassVar[Literal["", "slot", "delta"]] = ""

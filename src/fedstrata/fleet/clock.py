@@ -44,6 +44,10 @@ class Presence:
         available = self.devices[client].available
         return now if available is None else available.next_time(client, now, self.seed)
 
+    def ever(self, clients: Sequence[int], now: float) -> bool:
+        """True if one of some clients is there at some time from `now` on."""
+        return any(self.next_time(client, now) < math.inf for client in clients)
+
     def first(self, clients: Sequence[int], now: float) -> tuple[float, list[int]]:
         """(first second from `now` on at which one of some clients is there, those that are); infinity for never."""
         times = [self.next_time(client, now) for client in clients]

@@ -72,6 +72,12 @@ class AsTheyArrive:
         devices = sum_by_device(use for part in parts for use in foresee(part, self.forecast, self.presence, recall))
         return OpenRound(asked, parts, ends=events.now, flights=left, versions=tuple(kept), devices=devices)
 
+    def goes_on(self, state: ServerState) -> bool:
+        """False if nobody is under way, and no client is ever there again."""
+        if state.flights and not self.server.is_after_training(state):
+            return True
+        return self.presence.ever(self.sampler.candidates(state.round), state.clock)
+
     def _ask(self, state: ServerState, arrived: Sequence[Flight], work_of: WorkOf) -> tuple[Assignments, ...]:
         """What those were asked for whose updates have arrived: a part for each state that visits began with."""
         parts = []

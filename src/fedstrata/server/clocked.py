@@ -95,6 +95,10 @@ class Clocked:
         devices = sum_by_device(uses[place] for place in come)
         return OpenRound(asked, parts, absent, ends, tuple(asked.clients[place] for place in late), devices=devices)
 
+    def goes_on(self, state: ServerState) -> bool:
+        """False if no client is ever there again, so that no round can begin with a state."""
+        return self.presence.ever(self.sampler.candidates(state.round), state.clock)
+
     def _absent(self, asked: Assignments, seconds: Sequence[float], late: Sequence[int]) -> tuple[Absence, ...]:
         """Those whose updates do not come, or come too late to count."""
         found = []

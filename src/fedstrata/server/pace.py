@@ -67,6 +67,10 @@ class Pace(Protocol):
         """The round that begins with a state."""
         ...
 
+    def goes_on(self, state: ServerState) -> bool:
+        """False if no client is ever there again, so that no round can begin with a state."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class AllAtOnce:
@@ -79,3 +83,7 @@ class AllAtOnce:
         """The round that begins with a state."""
         asked = self.server.open(state, self.sampler.sample(state.round), work_of(state.round))
         return OpenRound(asked, (asked,))
+
+    def goes_on(self, state: ServerState) -> bool:
+        """True: everybody is always there."""
+        return True

@@ -200,11 +200,17 @@ class Server:
 
     @cached_property
     def _turns_of(self) -> dict[str, tuple[Stratum, ...]]:
-        """Technique → the strata that it plans with in the rounds: those of which no other one has fixed everything."""
+        """Technique → the strata that it plans with in the rounds: those of which no other one has fixed everything.
+
+        What no device can train has no turn, either; what clients keep is told of all strata.
+        """
         fixed = {t.name: t.fixed(self._movable) for t in self.method.at("fixed")}
+        beyond = {n for s in self._movable if s.name in self.budgets.unaffordable for n in s.params}
+        keeping = {t.name for t in self.method.at("kept")}
         found = {}
         for technique in self.method.techniques:
             still = {n for name, names in fixed.items() if name != technique.name for n in names}
+            still |= beyond if technique.name not in keeping else set()
             still |= self.architectures[""].frozen if still else frozenset()
             found[technique.name] = tuple(s for s in self._movable if not still.issuperset(s.params))
         return found

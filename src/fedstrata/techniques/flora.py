@@ -63,10 +63,12 @@ class FLoRA(Technique):
     needs_deltas: ClassVar[bool] = True
     mixes_ranks: ClassVar[bool] = True
     synchronous: ClassVar[str] = SYNCHRONOUS
+    renews: ClassVar[str] = TURNS
     refuses: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("fedexlora", "hetlora", "hlora"), MIXED),
         **dict.fromkeys(("ffalora", "rolora"), "flora begins with new factors in every round, and the other keeps one"),
         **dict.fromkeys(REMEMBERS, TURNS),
+        "moon": "flora puts into the frozen weight what moon's last model of a client has in its factors",
     }
 
     def check(self, setting: Setting) -> None:

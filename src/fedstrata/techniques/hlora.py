@@ -93,6 +93,7 @@ class HLoRA(Technique):
     needs_deltas: ClassVar[bool] = True
     mixes_ranks: ClassVar[bool] = True
     synchronous: ClassVar[str] = SYNCHRONOUS
+    renews: ClassVar[str] = TURNS
     refuses: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("fedexlora", "hetlora"), MIXED),
         **dict.fromkeys(("ffalora", "rolora"), "it splits the mean of the products anew, and the other keeps a factor"),

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIXED = "both say what the factors of all clients come to"
-REMEMBERS = ("scaffold", "feddyn", "fedspeed", "fednova", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
-"""Techniques that remember, or measure, directions in the factors."""
+OPTIMISERS = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+REMEMBERS = ("scaffold", "feddyn", "fedspeed", "fednova", *OPTIMISERS, "ditto", "apfl", "inco")
+"""Techniques that remember, measure, mix or cross directions in the factors."""
 TURNS = "it makes other factors of a product in every round, in which the other's directions mean nothing"
 """Why they are refused beside a technique that gives all clients new factors."""
 Factors = Sequence[tuple[float, Tensors]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,17 @@ def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"the tokenizer of text: there is no tokenizer\* in"):
         fs.load_dataset(f"text(path='{path}')", tokenizer=str(tmp_path / "empty"))
+
+
+def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path: Path, tokenizer: str) -> None:
+    path, folder = write_texts(tmp_path / "mine.tsv"), Path(tokenizer)
+    own = {"AutoTokenizer": ["own.Own", None]}
+    change_json(folder / "tokenizer_config.json", auto_map=own, tokenizer_class="Own")
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')")
+    with suppress(UsageError):  # refused, or read as what it says it is made of
+        fs.load_dataset(f"text(path='{path}')", tokenizer=tokenizer)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_datasets_own_tokenizer_goes_before_the_models(tmp_path: Path, tokenizer: str) -> None:

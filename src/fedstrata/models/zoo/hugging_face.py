@@ -16,9 +16,10 @@ from fedstrata.core.parts import ExampleShape
 from fedstrata.errors import UsageError
 from fedstrata.models.zoo.parts import check_positive
 
-Head = Literal["classification", "tokens", "causal"]
+Head = Literal["classification", "mean", "tokens", "causal"]
 _CLASSES = {
     "classification": "AutoModelForSequenceClassification",
+    "mean": "AutoModel",
     "tokens": "AutoModelForTokenClassification",
     "causal": "AutoModelForCausalLM",
 }
@@ -45,8 +46,9 @@ def hf(
         input_shape: of one example.
         classes: how many outputs it needs; `causal` has its vocabulary's.
         name: of a folder with `config.json` and weights in safetensors, or of a model of the Hub in your cache.
-        head: what it puts out: a class per text (`classification`), a class per token (`tokens`), or the next token
-            (`causal`).
+        head: what it puts out: a class per text (`classification`, by the head that its library has for it; `mean`,
+            from the mean over the tokens, for models of sentence embeddings), a class per token (`tokens`), or the next
+            token (`causal`).
         dropout: all of its dropout rates; without it, its own.
         attention: torch's fused attention, or matrix by matrix.
         blocks: how many of its blocks it has, the first ones, before the head; without it, all.
@@ -57,6 +59,8 @@ def hf(
         raise UsageError(f"{what}: dropout must be from 0 up to, but not including, 1, not {dropout}")
     folder = _find_model(what, name)
     model = _read(what, folder, head, classes, dropout, attention, blocks)
+    if head == "mean":
+        return _classify_mean(model, classes)
     size = getattr(model.config, "vocab_size", classes)
     if head == "causal" and size < classes:
         raise UsageError(f"{what}: its vocabulary has {size:,} tokens, and the data {classes:,}")
@@ -105,6 +109,22 @@ def _read(
     return model
 
 
+def _classify_mean(encoder: Any, classes: int) -> nn.Module:
+    """An encoder with a new classifier on the mean over the tokens; a pooler of a single token has no use."""
+    from fedstrata.models.zoo.layers import MeanText
+
+    config = encoder.config
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    head = nn.Linear(config.hidden_size, classes)
+    nn.init.normal_(head.weight, std=getattr(config, "initializer_range", 0.02))
+    nn.init.zeros_(head.bias)
+    model = MeanText(encoder.base_model_prefix, encoder, head, getattr(config, "hidden_dropout_prob", 0.0))
+    inside = (f"{encoder.base_model_prefix}.{name}" for name in new_parameters(encoder) if "pooler" not in name)
+    vars(model)[_NEW] = (*inside, "classifier.weight", "classifier.bias")
+    return model
+
+
 def new_parameters(model: nn.Module) -> frozenset[str]:
     """The names of the parameters that the files of a pre-trained model did not hold."""
     return frozenset(vars(model).get(_NEW, ()))
@@ -113,7 +133,8 @@ def new_parameters(model: nn.Module) -> frozenset[str]:
 def _find_new(what: str, folder: Path, model: Any, found: dict[str, Any]) -> tuple[str, ...]:
     """The names of what the files did not hold: a head of other sizes is made anew, but nothing else."""
     unlike = {name if isinstance(name, str) else name[0] for name in found["mismatched_keys"]}
-    wrong = [name for name in sorted(unlike) if name.startswith(f"{model.base_model_prefix}.")]
+    is_encoder = not any(name.startswith(f"{model.base_model_prefix}.") for name, _ in model.named_parameters())
+    wrong = [name for name in sorted(unlike) if is_encoder or name.startswith(f"{model.base_model_prefix}.")]
     if wrong:
         raise UsageError(f"{what}: the weights in {folder} do not fit its config.json: '{wrong[0]}' is of another size")
     names = dict(model.named_parameters())

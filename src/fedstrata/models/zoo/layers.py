@@ -57,6 +57,33 @@ class Tokens(nn.Module):
         return first
 
 
+class MeanText(nn.Module):
+    """A text's class from the mean over its own tokens, as models of sentence embeddings have it; padding is left out.
+
+    Args:
+        name: of the encoder, as its library calls it inside a classifier.
+        encoder: puts out `last_hidden_state`.
+        head: from the mean to the classes.
+        dropout: of the mean.
+    """
+
+    def __init__(self, name: str, encoder: nn.Module, head: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self._name = name
+        self.add_module(name, encoder)
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = head
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(batch, length) of both → (batch, classes)."""
+        encoder: nn.Module = getattr(self, self._name)
+        tokens = encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        there = attention_mask.unsqueeze(-1).to(tokens.dtype)
+        mean = (tokens * there).sum(1) / there.sum(1).clamp(min=1)
+        out: Tensor = self.classifier(self.dropout(mean))
+        return out
+
+
 class MeanTokens(nn.Module):
     """The mean over the patches: (batch, patches, features) → (batch, features)."""
 
