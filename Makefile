@@ -25,6 +25,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --d
 
 demo: $(CORE)
 	$(BIN)/fedstrata demo
+	@echo "To have the command fedstrata in this terminal: source $(BIN)/activate"
 
 # Types are checked beside tests, which leave a core idle now and then, and told of at the end; both must be right.
 define beside_types
@@ -99,6 +100,7 @@ $(BIN)/python:
 
 # torch comes first and by its pinned version alone: a range would bring the newest build with its GPU packages.
 $(CORE): $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing torch and fedstrata into .venv: a few minutes, in silence"
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@

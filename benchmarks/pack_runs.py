@@ -11,6 +11,8 @@ models, checkpoints or clients' memories. The same runs give the same bytes. `fe
 from __future__ import annotations
 
 import argparse
+import io
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from pathlib import Path
 OF_A_RUN = ("run.toml", "metrics.jsonl", "summary.json", "versions.json")
 BESIDE = ("probes.jsonl", "client-*.json", "divergences.json", "reestimated.json")
 """What only some runs have."""
+HERE = re.compile(rb"^data_dir = .*\n", re.MULTILINE)
 MADE_ANEW = {"report.json", "pilot.json"}
 """Of a reproduction: a report is written again, and a pilot is of one machine."""
 
@@ -39,6 +42,12 @@ def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
+def content(path: Path) -> bytes:
+    """Of a file, without where the data were on this machine."""
+    found = path.read_bytes()
+    return HERE.sub(b"", found) if path.name == "run.toml" else found
+
+
 def pack(out: Path, archive: Path) -> int:
     """Write the archive: how many files it has."""
     files = list(chosen(out))
@@ -46,7 +55,10 @@ def pack(out: Path, archive: Path) -> int:
         raise SystemExit(f"{out} holds no finished run")
     with tarfile.open(archive, "w:xz", preset=6) as packed:
         for path in files:
-            packed.add(path, str(path.relative_to(out)), filter=plain)
+            entry = plain(packed.gettarinfo(path, str(path.relative_to(out))))
+            found = content(path)
+            entry.size = len(found)
+            packed.addfile(entry, io.BytesIO(found))
     return len(files)
 
 

@@ -24,7 +24,11 @@ import random
 from pathlib import Path
 
 SHARE_SICK = {"north": 0.2, "centre": 0.5, "south": 0.8, "server": 0.5}
-MEASURES = {"age": (51, 58, 9), "pressure": (128, 138, 17), "heart_rate": (156, 138, 22)}  # healthy, sick, spread
+MEASURES = {  # name: (mean if healthy, mean if sick, spread)
+    "age": (51, 58, 9),
+    "pressure": (128, 138, 17),
+    "heart_rate": (156, 138, 22),
+}
 
 for place, share in SHARE_SICK.items():
     draw = random.Random(place)

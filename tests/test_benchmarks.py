@@ -116,7 +116,7 @@ def test_packed_runs_count_as_finished_elsewhere(tmp_path: Path) -> None:
     """Two finished runs of three, packed twice to the same bytes; unpacked, the third alone is missing."""
     settings = {"dataset": "digits(examples=60, test_examples=20)", "model": "logreg", "clients": 2, "rounds": 1}
     several = {**settings, "workers": 1, "seed": [0, 1, 2]}
-    compare({**several, "seed": [0, 1]}, tmp_path / "here")
+    compare({**several, "seed": [0, 1], "data_dir": str(tmp_path / "data")}, tmp_path / "here")
     (tmp_path / "here" / "unfinished").mkdir()
     (tmp_path / "here" / "unfinished" / "run.toml").write_text("")
     module = load("pack_runs.py")
@@ -125,6 +125,7 @@ def test_packed_runs_count_as_finished_elsewhere(tmp_path: Path) -> None:
     assert (tmp_path / "one.tar.xz").read_bytes() == (tmp_path / "two.tar.xz").read_bytes()
     with tarfile.open(tmp_path / "one.tar.xz") as packed:
         packed.extractall(tmp_path / "there", filter="data")
+    assert not any(str(tmp_path) in path.read_text() for path in (tmp_path / "there").rglob("run.toml"))
     left = missing(plan(several, tmp_path / "there"))
     assert [run.config.seed for run in left] == [2]
     with pytest.raises(SystemExit, match="holds no finished run"):

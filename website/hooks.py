@@ -84,7 +84,7 @@ def _tutorials() -> str:
     times = {page: " | ".join(f"{each:.0f}" for each in seconds[page]) for page, _ in made}
     rows = [f"| [{_title(text)}]({page.removeprefix('tutorials/')}) | {times[page]} |" for page, text in made]
     return (
-        "\n".join(["| notebook | seconds | of the processor |", "|---|--:|--:|", *rows])
+        "\n".join(["| notebook | seconds | processor seconds |", "|---|--:|--:|", *rows])
         if rows
         else "There is none yet."
     )

@@ -171,6 +171,13 @@ def test_the_default_directory_is_new_every_time(tmp_path: Path) -> None:
     assert same(first, second)
 
 
+def test_the_default_directory_of_a_file_is_named_after_it(tmp_path: Path) -> None:
+    (tmp_path / "Patients 2.csv").write_text("age,sick\n" + "1.5,0\n2.5,1\n" * 30)
+    data = ("--dataset", "csv(path='Patients 2.csv', target='sick')", "--model", "logreg", "--clients", "2")
+    assert fedstrata("run", *data, "--partition", "iid", "--rounds", "1", "--quiet") == 0
+    assert [run.name for run in (tmp_path / "runs").iterdir()] == ["patients-2-fedavg-seed0"]
+
+
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +312,20 @@ def test_data_show_of_what_has_no_classes(dataset: str, said: str, first: str, c
     assert shown["classes"][0] == first
     assert len(shown["classes"]) == len(shown["counts"]) == classes
     assert len(shown["counts"][0]) == 3
+
+
+def test_data_show_names_natural_clients(tmp_path: Path, capsys: Capture) -> None:
+    rows = "".join(f"{number},{number % 2},site {number % 23:02}\n" for number in range(230))
+    (tmp_path / "t.csv").write_text("age,sick,site\n" + rows)
+    table = "csv(path='t.csv', target='sick', client='site')"
+    arguments = ["data", "show", "--dataset", table, "--partition", "natural", "--clients", 0]
+    assert fedstrata(*arguments) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "clients: 0 site 00, 1 site 01," in printed
+    assert "19 site 19 and 3 more" in printed
+    assert "test examples of 1 number, for binary" in printed
+    assert fedstrata(*arguments, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["clients"][22] == "site 22"
 
 
 def test_data_show_deals_as_a_run_does(capsys: Capture) -> None:

@@ -94,7 +94,13 @@ def test_pooled_data_tells_how_much_there_is_to_gain() -> None:
     assert reference_note(None) == []
     (note,) = reference_note(tried(references=(Reference(name="centralised", **gain(0.3, 0.2, 0.4)),)))
     assert "gains 30 points" in note
-    assert "about so much could be gained" in note
+    assert "about as much as there is to gain" in note
     pooled = (Reference(name="centralised", **gain(0.0, -0.1, 0.1)),)
     (note,) = reference_note(tried((against("rate-too-large", 0.8, 0.7, 0.9),), pooled))
-    assert "not for being distributed" in note
+    assert "gains 0 points" in note
+    assert "no sign that distributing the data costs anything" in note
+    small = (Reference(name="centralised", **gain(0.1, 0.0, 0.2)),)
+    (note,) = reference_note(tried((against("rate-too-large", 0.8, 0.7, 0.9),), small))
+    assert "a remedy does better" in note
+    worse = (Reference(name="centralised", **gain(-0.05, -0.1, 0.1)),)
+    assert "loses 5 points against the run" in reference_note(tried(references=worse))[0]

@@ -37,7 +37,7 @@ CUT_SHORT = {
 }
 """What is added to a line that has a word."""
 FLOWER = {"flwr", "flower-superlink", "flower-supernode"}
-ELSEWHERE = {"cd", "jupyter", "chmod", "export", "git", "make", "mkdir", "pip", "ray", "tar"} | FLOWER
+ELSEWHERE = {"cd", "jupyter", "chmod", "export", "git", "make", "mkdir", "pip", "ray", "source", "tar"} | FLOWER
 """Programs of others, and what needs more than one machine: tests/flower runs a deployment, tests/engines a cluster."""
 
 

@@ -69,7 +69,7 @@ def test_every_line_is_understood(page: Path) -> None:
 def understand(words: list[str]) -> None:
     """Read a line as the command does, without doing anything."""
     command, rest = typer.main.get_command(main.app), main._join_values(words)
-    context = click.Context(command, info_name="fedstrata")
+    context = click.Context(command, info_name="fedstrata", **command.context_settings)  # its help option is kept
     while isinstance(command, click.Group):
         command = command.commands[rest[0]]
         context, rest = click.Context(command, parent=context, info_name=rest[0]), rest[1:]

@@ -180,6 +180,17 @@ def test_sites_with_fewer_blocks_and_lower_ranks(world: dict[str, Any]) -> None:
             fs.build_model(f"{name}, blocks={wrong})", (8,), 3)
 
 
+def test_sites_that_share_with_their_own_depth_alone(world: dict[str, Any]) -> None:
+    """Under `groupavg` models of several inputs stand side by side, each with a base that never travels."""
+    archs = f"{world['model'].removesuffix(')')}, blocks=1) + {LORA}; {world['model']} + {LORA}"
+    changes = {"model": "", "adapter": None, "archs": archs, "method": "groupavg", "participation": 4, "rounds": 2}
+    serial, wired = (run(world, engine=engine, **changes) for engine in ("serial", "wire"))
+    check_same(wired, serial)
+    own, base = sizes(serial)
+    assert len(base_digest(serial.model)) == 16
+    assert all(r.bytes_down < 4 * (own + 3500) < 2 * base for r in serial.records)
+
+
 def test_resumed(world: dict[str, Any], reference: fs.Federation, tmp_path: Path) -> None:
     fed = open_run(config(**world, engine="serial", checkpoint_seconds=0.0), tmp_path / "run")
     rounds = fed.rounds()

@@ -33,6 +33,7 @@ from fedstrata.cli.report import open_in_browser
 from fedstrata.config.identity import EXECUTION_FIELDS, PROBE_FIELDS
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.config.toml import read_toml
+from fedstrata.core.spec import parse_call
 from fedstrata.core.text import metric_text, metric_title, plural
 from fedstrata.errors import Diverged, Stopped, one_line
 from fedstrata.system.signals import begin_work
@@ -103,7 +104,9 @@ def resume(
 def _default_out(config: RunConfig) -> Path:
     from fedstrata.runs.directory import fresh_directory
 
-    slug = re.sub(r"[^a-z0-9.]+", "-", f"{config.dataset}-{config.method}".lower()).strip("-")
+    path = dict(parse_call(config.dataset).kwargs).get("path")  # a whole one is no name
+    data = Path(path).stem if isinstance(path, str) else config.dataset
+    slug = re.sub(r"[^a-z0-9.]+", "-", f"{data}-{config.method}".lower()).strip("-")
     return fresh_directory(Path("runs"), f"{slug[:60]}-seed{config.seed}")
 
 

@@ -105,7 +105,7 @@ def against_inputs(saved: SavedRun, named: Sequence[int], change: str) -> list[R
             "every client brings its inputs to mean 0 and deviation 1 by itself", papers.IOFFE, standardise="client"
         ),
         *reducers,
-        builder.advise(f"put the inputs of {client_text(saved, named)} right before they are trained on: {change}"),
+        builder.advise(f"correct the inputs of {client_text(saved, named)} before anybody trains on them: {change}"),
     ]
 
 

@@ -88,9 +88,12 @@ def reference_note(tried: Tried | None) -> list[str]:
     notes = []
     for one in tried.references:
         if one.name.startswith("centralised") and one.gained is not None:
-            meaning = "about so much could be gained in all"
-            if one.gained < most:
-                meaning = "a remedy gains more, so it is not for being distributed that the run suffers"
-            what = f"Training on pooled data ({one.name}) gains {factor * one.gained:.3g} {unit}"
-            notes.append(f"{what} over the run in {tried.rounds} rounds: {meaning}.")
+            meaning = "about as much as there is to gain"
+            if one.gained <= 0:
+                meaning = "there is no sign that distributing the data costs anything"
+            elif one.gained < most:
+                meaning = "a remedy does better, so the run's trouble is not that the data are distributed"
+            change = f"{'loses' if one.gained < 0 else 'gains'} {factor * abs(one.gained):.3g} {unit}"
+            what = f"Training on pooled data ({one.name}) {change} against the run in {tried.rounds} rounds"
+            notes.append(f"{what}: {meaning}.")
     return notes

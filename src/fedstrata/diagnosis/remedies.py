@@ -133,7 +133,7 @@ class RemedyBuilder:
             sites = "the site of client" if len(clients) == 1 else "the sites of clients"
             numbers = ", ".join(map(str, clients))
             return self.advise(f"ask {sites} {numbers} to stand aside until somebody has looked at the data there")
-        why = f"does without {'it' if len(clients) == 1 else 'them'} until somebody has looked at the data there"
+        why = f"leaves {'it' if len(clients) == 1 else 'them'} out until somebody has checked the data there"
         return self.change_settings(why, "", without=together)
 
     def balance_classes(self, why: str) -> Remedy | None:

@@ -95,6 +95,11 @@ def test_the_file_is_read_as_spreadsheets_write_it(tmp_path: Path) -> None:
         ("a,y\n1,2\n3\n", "target='y'", r"row 2 \(line 3\) has 1 cell, and the header has 2"),
         ("a,y\n\n1,2,3\n", "target='y'", r"row 1 \(line 3\) has 3 cells, and the header has 2"),
         ("a,a,y\n1,2,3\n", "target='y'", "has two columns 'a'"),
+        (
+            "1.0,1.0,y\n1,2,3\n",
+            "target='y'",
+            r"two columns '1\.0': its first row must name the columns, and looks like",
+        ),
         ("a,,y\n1,2,3\n", "target='y'", "column 2 has no name in the first row"),
         (TABLE, "target='ill'", "csv has no column 'ill'"),
         (TABLE, "target='sick', client='sites'", r"csv has no column 'sites' \(did you mean 'site'\?\)"),

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 from fedstrata.core.own_code import PathText
-from fedstrata.data.cells import is_missing, plain
+from fedstrata.data.cells import is_missing, number_of, plain
 from fedstrata.data.examples import Dataset
 from fedstrata.data.readers.build import join_notes
 from fedstrata.data.tables import Standardise, Table, TableOptions, table_dataset
@@ -114,4 +114,5 @@ def _check_header(path: Path, header: list[str], delimiter: str) -> None:
         if not name:
             raise UsageError(f"{path}: column {number} has no name in the first row")
         if header.count(name) > 1:
-            raise UsageError(f"{path} has two columns '{name}'")
+            data = "" if number_of(name) is None else ": its first row must name the columns, and looks like data"
+            raise UsageError(f"{path} has two columns '{name}'{data}")
