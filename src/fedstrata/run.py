@@ -249,10 +249,21 @@ def _write_parts(
                 write(model, temporary / name)
                 if tokenizer and name != "adapter":
                     copy_tokenizer(tokenizer, temporary / name)
+            _let_others_read(temporary)
             os.replace(temporary, out)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return [f"{name}: {out / name}" for name in parts]
+
+
+def _let_others_read(folder: Path) -> None:
+    """Give files the rights that new ones have here: libraries write weights for their user alone."""
+    usual = folder / ".new"
+    usual.touch()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(usual.stat().st_mode)
+    usual.unlink()
 
 
 def _absolute(path: str | None) -> str | None:

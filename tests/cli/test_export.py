@@ -57,6 +57,8 @@ def test_a_transformer(tmp_path: Path, adapter: str) -> None:
         fresh = fs.build_model(f"hf('{bert}')", x.shape[1:], 3, seed=77)
         loaded = peft.PeftModel.from_pretrained(fresh, run / "export" / "adapter").eval()
         torch.testing.assert_close(loaded(**x.tensors).logits, expected, atol=1e-6, rtol=1e-6)
+    modes = {path.stat().st_mode & 0o777 for path in (run / "export").rglob("*") if path.is_file()}
+    assert modes == {(run / "metrics.jsonl").stat().st_mode & 0o777}  # others may read it as they may the run
     stored = load_file(run / "export" / "adapter" / "adapter_model.safetensors")
     assert "base_model.model.classifier.weight" in stored
     assert not any("base_layer" in name or "embeddings" in name for name in stored)

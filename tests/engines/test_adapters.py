@@ -180,6 +180,17 @@ def test_sites_with_fewer_blocks_and_lower_ranks(world: dict[str, Any]) -> None:
             fs.build_model(f"{name}, blocks={wrong})", (8,), 3)
 
 
+def test_sites_that_share_with_their_own_depth_alone(world: dict[str, Any]) -> None:
+    """Under `groupavg` models of several inputs stand side by side, each with a base that never travels."""
+    archs = f"{world['model'].removesuffix(')')}, blocks=1) + {LORA}; {world['model']} + {LORA}"
+    changes = {"model": "", "adapter": None, "archs": archs, "method": "groupavg", "participation": 4, "rounds": 2}
+    serial, wired = (run(world, engine=engine, **changes) for engine in ("serial", "wire"))
+    check_same(wired, serial)
+    own, base = sizes(serial)
+    assert len(base_digest(serial.model)) == 16
+    assert all(r.bytes_down < 4 * (own + 3500) < 2 * base for r in serial.records)
+
+
 def test_resumed(world: dict[str, Any], reference: fs.Federation, tmp_path: Path) -> None:
     fed = open_run(config(**world, engine="serial", checkpoint_seconds=0.0), tmp_path / "run")
     rounds = fed.rounds()
@@ -221,6 +232,25 @@ def test_models_of_ours_with_adapters_train_many_at_once() -> None:
         made.append(fed)
     check_close(made[1], made[0])
     assert records(made[0])[0]["active"] == ["fc1.linear", "fc2.linear", "head"]
+
+
+def test_a_class_per_token(tmp_path: Path) -> None:
+    """Words of three kinds, told apart at every position; padding does not count, whatever stands there."""
+    bert, texts = write_bert(tmp_path / "bert"), write_texts(tmp_path / "texts.tsv", rows=60)
+    whole: Any = fs.load_dataset(f"text(path='{texts}')", tokenizer=str(bert)).train.x
+    ids, mask = whole.tensors["input_ids"], whole.tensors["attention_mask"]
+    y = (ids % 3).masked_fill(mask == 0, -100)
+    found = []
+    for noise in (0, 1):
+        shown = {"input_ids": torch.where(mask == 0, noise * 7, ids), "attention_mask": mask}
+        clients = [({n: t[rows] for n, t in shown.items()}, y[rows]) for rows in torch.arange(len(y)).chunk(3)]
+        model = fs.build_model(f"hf('{bert}', head='tokens', dropout=0)", dict(whole.shape[1:]), 3, seed=0)
+        fs.adapt(model, "lora(r=4)", seed=1)
+        settings: dict[str, Any] = {"task": "next_token", "rounds": 4, "lr": 0.02, "optimizer": "adam", "batch_size": 5}
+        found.append(fs.Federation(model, clients, clients[0], engine="serial", **settings).fit().records)
+    first, last = (record.metrics["accuracy"] or 0.0 for record in (found[0][0], found[0][-1]))
+    assert last > max(first, 0.6)
+    assert [r.loss for r in found[1]] == pytest.approx([r.loss for r in found[0]], rel=1e-4)
 
 
 def test_probes_measure_adapters(world: dict[str, Any], tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedstrata.models.copying import copy_model
 from fedstrata.models.inputs import keep_hooks_apart
+from fedstrata.models.stages import is_plain_sequential
 
 ArchOf = Callable[[int], str]
 
@@ -22,10 +24,9 @@ class IsolatedArchitectures(nn.Module):
             self.add_module(name, model)
         self.main = main
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the main model answers."""
-        out: Tensor = self.get_submodule(self.main)(x)
-        return out
+        return self.get_submodule(self.main)(*args, **kwargs)
 
 
 def isolate_architectures(
@@ -41,15 +42,22 @@ def isolate_architectures(
         return dict(models), arch_of
     names = {arch: f"{_word(arch)}_{at}" for at, arch in enumerate(used)}
     main = max(used, key=lambda arch: sum(p.numel() for p in models[arch].parameters()))
-    own = {arch: nn.Sequential() for arch in used}
-    for arch, branch in own.items():
-        branch.add_module(names[arch], models[arch])
+    own = {arch: _branch(names[arch], models[arch]) for arch in used}
     whole = IsolatedArchitectures({names[arch]: models[arch] for arch in used}, names[main])
     own_name = next(name for name in ("whole", *(f"whole-{at}" for at in range(2, len(used) + 2))) if name not in used)
     renamed = {arch: arch or own_name for arch in used}
     return {"": whole, **{renamed[arch]: branch for arch, branch in own.items()}}, lambda client: renamed[
         arch_of(client)
     ]
+
+
+def _branch(name: str, model: nn.Module) -> nn.Module:
+    """A model as the only part of another; stages stay stages, and whatever else takes what it takes by itself."""
+    if is_plain_sequential(model):
+        branch = nn.Sequential()
+        branch.add_module(name, model)
+        return branch
+    return IsolatedArchitectures({name: model}, name)
 
 
 def _word(arch: str) -> str:

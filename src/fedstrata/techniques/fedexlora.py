@@ -48,8 +48,8 @@ class FedExLoRA(Technique):
     After it W + scale·B·A is the mean of the clients' W + scale·B_k·A_k, which the means of the factors alone are not.
 
     Deviations from the paper: W travels whole in the rounds after those in which it changed, once to each client; the
-    paper sends the residual as factors of rank at most (K + 1)·r for K clients. With `fedavg(server_lr=…)` other than 1
-    or a server optimiser, the residual is still that of the plain mean.
+    paper sends the residual as factors of rank at most (K + 1)·r for K clients. With `fedavg(server_lr=…)` other than
+    1, `fednova` or a server optimiser, the residual is still that of the plain mean, and the sum is not exact.
     """
 
     name: ClassVar[str] = "fedexlora"
