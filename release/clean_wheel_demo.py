@@ -18,7 +18,18 @@ from clean_environment import make
 ROOT = Path(__file__).resolve().parents[1]
 LEAST = 0.8
 """The accuracy of the demo's best method is above that."""
-EXTRAS = ("kornia", "transformers", "ray", "flwr", "flwr_datasets", "cryptography", "matplotlib", "ot", "tensorboard")
+EXTRAS = (
+    *("kornia", "transformers", "peft", "ray", "flwr", "flwr_datasets", "cryptography", "matplotlib", "ot"),
+    *("tensorboard", "wandb", "mlflow", "optuna", "pandas", "IPython"),
+)
+NEEDING = {
+    "augment": ["run", "--augment", "flip"],
+    "ray": ["run", "--engine", "ray"],
+    "wandb": ["run", "--track", "wandb"],
+    "mlflow": ["run", "--track", "mlflow"],
+    "tune": ["tune"],
+}
+"""Extra → a command that cannot do without it."""
 
 
 def build(into: Path) -> Path:
@@ -65,7 +76,7 @@ def check_commands(clean: Clean) -> None:
     found = json.loads(clean.fedstrata("doctor", "--json")[0])
     assert found["ok"], found["problems"]
     assert not any(version for extra in found["extras"].values() for version in extra.values()), found["extras"]
-    for extra, words in {"augment": ["run", "--augment", "flip"], "ray": ["run", "--engine", "ray"]}.items():
+    for extra, words in NEEDING.items():
         told = clean.fedstrata(*words, "--out", "never", code=2)[1]
         assert told.rstrip().endswith(f"pip install 'fedstrata[{extra}]'"), told
         assert not (clean.folder / "never").exists()

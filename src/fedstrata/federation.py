@@ -16,6 +16,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from fedstrata.client.context import ClientContext
+from fedstrata.client.forecast import Forecast
 from fedstrata.config.keywords import resolve_settings
 from fedstrata.config.schema import Settings, SettingsKeywords
 from fedstrata.core.optim import build_schedule
@@ -38,7 +39,7 @@ from fedstrata.faults.spoilt_examples import real_clients, standardise_inputs
 from fedstrata.fleet.devices import devices_of, traces_digest
 from fedstrata.models.inputs import release_model
 from fedstrata.models.isolated_architectures import copy_of
-from fedstrata.models.norms import normalises_batches, running_statistics
+from fedstrata.models.norms import normalises_batches
 from fedstrata.models.strata import Strata, idle_note
 from fedstrata.probes.registry import PROBES, choose_probes
 from fedstrata.probes.runner import Prober, watch_visits
@@ -54,6 +55,7 @@ from fedstrata.runs.reader import SavedRun
 from fedstrata.runs.recorder import RunRecorder, read_memories
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
 from fedstrata.runs.run_facts import run_facts
+from fedstrata.server.beginning import FirstVisits, build_start
 from fedstrata.server.budgets import plan_budgets
 from fedstrata.server.compatibility import fingerprint, state_mismatch
 from fedstrata.server.pace import Pace
@@ -178,19 +180,18 @@ class Federation:
         s, sampler = self.settings, self.sampler
         how = s.seed, sampler.arch_of, s.rounds, partial(self._context.model, turn=True)
         data = setup.sample[:0].clone(), sampler.everybody, setup.public, setup.trusted
-        budgets = plan_budgets(setup, self._context, self._work(0), s, self.devices, sampler.everybody)
+        plain = Server(self.method, setup.architectures, len(self.clients), *how, *data)
+        visits, augments = Forecast(self._context, sampler.clients), self._context.augment is not None
+        first = FirstVisits(plain, setup, visits, self._work(0), augments)
+        about = setup, self._context, self._work(0), s, self.devices, sampler.everybody
+        budgets = plan_budgets(*about, first.overheads)
         self.notes += budgets.notes
         server = Server(self.method, setup.architectures, len(self.clients), *how, *data, budgets)
         return server, build_pace(server, sampler, s, self.devices, self._context)
 
     def _start(self, setup: Setup) -> ServerState:
         """The state before the first round, once every technique has agreed to what it will run with."""
-        offered = setup.settings_of(self.method, self._work(0), self._context.augment is not None)
-        for technique in self.method.at("check"):
-            for setting in offered.values():
-                technique.check(setting)
-        whole = setup.models[""]
-        return self._server.start(clone(dict(whole.named_parameters())), clone(running_statistics(whole)), offered[""])
+        return build_start(self._server, setup, self._work(0), self._context.augment is not None)
 
     def _choose_engine(
         self, given: str | Engine | None, recipe: Mapping[str, Any], resume: bool

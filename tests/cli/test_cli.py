@@ -314,6 +314,20 @@ def test_data_show_of_what_has_no_classes(dataset: str, said: str, first: str, c
     assert len(shown["counts"][0]) == 3
 
 
+def test_data_show_names_natural_clients(tmp_path: Path, capsys: Capture) -> None:
+    rows = "".join(f"{number},{number % 2},site {number % 23:02}\n" for number in range(230))
+    (tmp_path / "t.csv").write_text("age,sick,site\n" + rows)
+    table = "csv(path='t.csv', target='sick', client='site')"
+    arguments = ["data", "show", "--dataset", table, "--partition", "natural", "--clients", 0]
+    assert fedstrata(*arguments) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "clients: 0 site 00, 1 site 01," in printed
+    assert "19 site 19 and 3 more" in printed
+    assert "test examples of 1 number, for binary" in printed
+    assert fedstrata(*arguments, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["clients"][22] == "site 22"
+
+
 def test_data_show_deals_as_a_run_does(capsys: Capture) -> None:
     arguments = ["--dataset", SETTINGS["dataset"], "--partition", "dirichlet(alpha=1.0)", "--clients", 5, "--seed", 3]
     assert fedstrata("data", "show", *arguments, "--json") == 0

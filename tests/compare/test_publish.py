@@ -150,6 +150,12 @@ def test_who_lost_seeds_is_not_the_best_of_all() -> None:
     assert "most seeds" not in latex(compared({"fedavg": [0.9, 0.8], "fedlc": [0.7, 0.7]}))
 
 
+def test_who_is_even_is_bold_too() -> None:
+    """0.1 + 0.2 is 0.3 here, as it is in print."""
+    lines = table_lines(latex(compared({"fedavg": [0.1 + 0.2, 0.5], "fedlc": [0.3, 0.5], UNIFORM: [0.3, 0.4]})))
+    assert [line.split(" & ")[0] for line in lines if r"\textbf" in line] == ["fedavg", "fedlc"]
+
+
 def test_signs_of_latex() -> None:
     assert escape_latex(r"a_b & 5 % \x {}") == r"a\_b \& 5 \% \textbackslash{}x \{\}"
     assert escape_latex("Müller, Konečný, Agüera ± 3") == r"M{\"u}ller, Kone{\v c}n{\'y}, Ag{\"u}era $\pm$ 3"

@@ -81,6 +81,21 @@ def test_devices_take_turns() -> None:
     assert all(len(r.active) == 5 for r in records)
 
 
+@pytest.mark.parametrize(
+    ("method", "room"), [("ditto", 1.5), ("scaffold", 1.15), ("fedrep(head_epochs=2)", 1.15), ("apfl + fednlr", 1.8)]
+)
+def test_who_is_to_be_in_time_reckons_with_what_techniques_add(method: str, room: float) -> None:
+    """Time for plain training of everything, and some: with twice the passes, or bytes, only a part is done in time."""
+    fleet = "phone*4(up='10kB/s', down='20kB/s', flops='2M/s')"
+    (plain,) = build(fleet, rounds=1).fit().records
+    how: dict[str, Any] = {"deadline": room * (plain.simulated_seconds or 0.0), "stragglers": "narrow", "rounds": 6}
+    assert build(fleet, **how).notes == ()
+    fed = build(fleet, method=method, **how)
+    assert any("of the fleet, phone (4 clients) trains" in note for note in fed.notes)
+    assert all(record.late == [] for record in fed.fit().records)
+    assert len({name for record in fed.records for name in record.active}) == 5
+
+
 @pytest.mark.parametrize("examples", [17, 19])
 def test_a_short_batch_takes_less_time(examples: int) -> None:
     """After two batches of 8 one of 3, or none, for one example has no statistics: who has time trains everything."""

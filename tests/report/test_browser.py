@@ -14,6 +14,8 @@ import pytest
 from fedstrata import report
 from fedstrata.report.watch import PageServer
 from fedstrata.runs.reader import SavedRun
+from fedstrata.tuning.outcome import Searched, TriedTrial, Tuned, TunedMethod
+from fedstrata.tuning.page import write_page
 
 from ..accessibility import violations
 from .synthetic import record, visits, write_comparison, write_run
@@ -327,6 +329,28 @@ def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     assert bad in found.page.locator("h1").inner_text()
     assert found.wrong == []
     found.context.close()
+
+
+def test_the_page_of_a_search_is_for_everybody(browser: Any, tmp_path: Path) -> None:
+    """All of its figures are drawn, and all of its trials can be read, on a phone in the dark, too."""
+    spaces = {"lr": Searched("log(0.01, 1)", 0.01, 1.0, True), "model.width": Searched("…", options=["8", "16"])}
+    trials = [
+        TriedTrial(0, {"lr": "0.1", "model.width": "8"}, "complete", 0.5, {2: 0.3, 6: 0.5}, 6, "a"),
+        TriedTrial(1, {"lr": "1.0", "model.width": "16"}, "complete", 0.9, {2: 0.6, 6: 0.9}, 6, "b"),
+        TriedTrial(2, {"lr": "0.01", "model.width": "16"}, "ended early", None, {2: 0.1}, 2, "c"),
+    ]
+    method = TunedMethod("fedavg", "", spaces, trials, 1, {"lr": 0.75, "model.width": 0.25}, "fedavg", {"lr": 1.0})
+    page = write_page(Tuned("tuned: …", "accuracy", "higher", 3, [2], [method]), None, tmp_path)
+    for screen, ground in ((TALL, "light"), (PHONE, "dark")):
+        found = Visit(browser, page.as_uri(), screen, color_scheme=ground)
+        found.ask("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        assert found.page.locator("#method-0 details.more tbody tr").count() == 3
+        assert found.ask("document.documentElement.scrollWidth") <= screen["width"]
+        assert violations(found.page) == []
+        assert found.wrong == []
+        if screen is TALL:
+            assert found.ask("document.querySelectorAll('.js-plotly-plot').length") == 4
+        found.context.close()
 
 
 @pytest.fixture(scope="module")

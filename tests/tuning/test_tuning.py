@@ -145,6 +145,40 @@ def test_nothing_is_reported_on_validation_data(values: dict[str, Any]) -> None:
         plan_search(values, None, Budget())
 
 
+@pytest.mark.parametrize("jobs", [0, -1, 1.5, True])
+def test_no_runs_at_once_are_refused(jobs: Any, tmp_path: Path) -> None:
+    """With none a search would wait for ever for one to end."""
+    with pytest.raises(UsageError, match="jobs must be a whole number of 1 or more"):
+        tune({**SMALL, "method": "fedavg"}, SEARCH, tmp_path / "out", jobs=jobs)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"trials": 2.5}, "trials must be a whole number, not 2.5"),
+        ({"trials": "3"}, "trials must be a whole number, not '3'"),
+        ({"factor": True}, "factor must be a whole number, not True"),
+        ({"validation": "x"}, "validation must be a number, not 'x'"),
+    ],
+)
+def test_wrong_budgets(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Budget(**given)
+
+
+def test_python_takes_spaces_as_the_command_does() -> None:
+    values = {"method": ["fedavg", "fedprox"]}
+    text = plan_search(values, "lr=log(1e-3, 1); fedprox.mu=log(1e-4, 1)", Budget())
+    assert text == plan_search(values, {"lr": "log(1e-3, 1)", "fedprox.mu": "log(1e-4, 1)"}, Budget())
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot write .*search: not a directory"):
+        tune({**SMALL, "method": "fedavg"}, SEARCH, tmp_path / "file" / "out")
+
+
 def test_where_a_search_begins() -> None:
     """With the settings as they are: of the run, of the method's text, of the technique; or in the middle."""
     methods = ["fedprox(mu=0.5)", "fedprox + fedlc", {"method": "fedavg", "lr": 0.25, "label": "F"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from fedstrata.cli.options import DataDir, Json, open_screen
 from fedstrata.config.schema import RunConfig, validate_settings
 from fedstrata.core.parts import shape_words
 from fedstrata.core.spec import parse_call
+from fedstrata.core.text import plural
 from fedstrata.data.sources import SOURCES
 from fedstrata.errors import UsageError
 
@@ -54,7 +55,7 @@ def show(
     """Print, and plot, how many examples of each class each client holds."""
     from fedstrata.data.partitions import describe
     from fedstrata.data.picture import plot, terminal
-    from fedstrata.run import deal
+    from fedstrata.run import deal, divide
 
     config = validate_settings(
         RunConfig,
@@ -63,15 +64,19 @@ def show(
     loaded, parts = deal(config)
     classes, names = _dealt_classes(loaded)
     found = describe(parts, loaded.labels, classes)
+    called = divide(config, loaded, parts)[1]
     if plot_to is not None:
         plot(found.counts, plot_to, names, f"{dataset}, {partition}, seed {seed}")
     if as_json:
-        print(json.dumps({"counts": found.counts.tolist(), "classes": list(names), "note": loaded.note}))
+        shown = {"counts": found.counts.tolist(), "classes": list(names), "clients": called, "note": loaded.note}
+        print(json.dumps(shown))
         return
     screen = open_screen()
     for line in _describe_dataset(dataset, loaded):
         screen.print(line)
     screen.print(f"{partition}, seed {seed}: {found}")
+    if called:
+        screen.print(f"clients: {_numbered(called)}")
     screen.print(terminal(found.counts, names))
     if plot_to is not None:
         screen.print(f"plotted to {plot_to}")
@@ -114,6 +119,12 @@ def fetch_(
         print(path)
 
 
+def _numbered(names: Sequence[str], most: int = 20) -> str:
+    """The first clients' names, with the numbers that they have in the table."""
+    shown = ", ".join(f"{number} {name}" for number, name in enumerate(names[:most]))
+    return shown + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
 def _dealt_classes(loaded: Dataset) -> tuple[int, tuple[str, ...]]:
     """How many classes examples are dealt out by, and their names, if they have any."""
     largest = int(loaded.labels.max()) + 1
@@ -129,7 +140,8 @@ def _describe_dataset(name: str, loaded: Dataset) -> Iterator[str]:
     sizes = f"{len(loaded.train):,} train and {len(loaded.test):,} test examples"
     task = parse_call(loaded.task).name
     what = f"{loaded.classes} classes" if task == "classification" else f"for {task}"
-    yield f"{name}: {sizes} of {shape_words(loaded.input_shape)}, {what}"
+    shape = shape_words(loaded.input_shape)
+    yield f"{name}: {sizes} of {plural(int(shape), 'number') if shape.isdigit() else shape}, {what}"
     if task == "regression":
         yield "dealt out by tenths of the target"
     elif task not in ("classification", "binary"):

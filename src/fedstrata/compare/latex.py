@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedstrata.compare.show import OWN_MODELS, columns_of, measured_columns, primary_title, remarks, settings_text
 from fedstrata.compare.table import Comparison, ComparisonRow, gap
 from fedstrata.core.citation import escape_latex
-from fedstrata.report.significance import LEVEL, holm, paired_p
+from fedstrata.report.significance import LEVEL, ROUNDING, holm, paired_p
 
 MARK = r"$^{\dagger}$"
 LEFT_OUT = frozenset({"seeds", "best", "seconds"})
@@ -21,13 +22,13 @@ class Contest:
 
     Args:
         rows: all of them; references are there, and do not compete.
-        best: the one with the best mean, of those with the most seeds; None if fewer than two have a mean.
+        best: those with the best mean, of those with the most seeds; none if fewer than two have a mean.
         p: method → p of the best one's lead, after Holm's correction; those that could be tested. 1 without a lead over
             the seeds that both have.
     """
 
     rows: Sequence[ComparisonRow]
-    best: ComparisonRow | None
+    best: Sequence[ComparisonRow]
     p: Mapping[str, float]
 
 
@@ -42,7 +43,7 @@ def contests(comparison: Comparison) -> list[Contest]:
 def _decide(rows: Sequence[ComparisonRow]) -> Contest:
     found = {row.method: score for row in rows if (score := row.of("score")) and not row.run.is_reference}
     if len(found) < 2:
-        return Contest(rows, None, {})
+        return Contest(rows, (), {})
     lower = any(result.better == "lower" for row in rows for result in row.results)
     # Whoever diverged where others did not is not the best of all by the seeds that are left of it.
     most = max(score.count for score in found.values())
@@ -50,10 +51,11 @@ def _decide(rows: Sequence[ComparisonRow]) -> Contest:
     first = (min if lower else max)(means, key=lambda name: means[name])
     by_name = {row.method: row for row in rows}
     best = by_name[first]
+    even = [by_name[name] for name in means if math.isclose(means[name], means[first], rel_tol=ROUNDING)]
     others = [by_name[name] for name in found if name != first]
     tested = {row.method: p for row in others if (p := paired_p(best.by_seed(), row.by_seed())) is not None}
     leads = {row.method for row in others if (lead := gap(best.by_seed(), row.by_seed())) and lower is (lead.mean < 0)}
-    return Contest(rows, best, {name: p if name in leads else 1.0 for name, p in holm(tested).items()})
+    return Contest(rows, even, {name: p if name in leads else 1.0 for name, p in holm(tested).items()})
 
 
 def latex(comparison: Comparison) -> str:
@@ -98,7 +100,7 @@ def _cell(
     shown = escape_latex(text(row))
     if name not in (primary_title(comparison), OWN_MODELS) or text(row) == "–":
         return shown
-    if row is contest.best:
+    if any(row is best for best in contest.best):
         return f"\\textbf{{{shown}}}"
     return shown + (MARK if contest.p.get(row.method, 1.0) < LEVEL else "")
 

@@ -206,8 +206,7 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
         UsageError: if no run at all can be made, before anything is written.
         Stopped: after Ctrl-C; every run can go on later.
     """
-    if jobs < 1:
-        raise UsageError(f"jobs must be 1 or more, not {jobs}")
+    check_jobs(jobs)
     tell = on_news or (lambda news: None)
     try:
         runs = missing(plan)
@@ -218,6 +217,12 @@ def run_missing(plan: Plan, jobs: int = 1, on_news: Listener | None = None) -> F
         done = total - len(missing(plan))
         raise Stopped(f"stopped with {done} of {total} runs finished; the same command goes on") from None
     return failures
+
+
+def check_jobs(jobs: int) -> None:
+    """Refuse a number of runs at once with which none would ever begin."""
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise UsageError(f"jobs must be a whole number of 1 or more, not {jobs!r}")
 
 
 def run_all(runs: Sequence[Run], jobs: int, tell: Listener, workers: bool = False) -> Failures:

@@ -241,8 +241,10 @@ def _format_axis(axes: Any, which: str, axis: Mapping[str, Any], quantity: str) 
 
 
 def _add_legend(picture: Any, axes: Any, unnamed: bool = False) -> None:
-    """A legend of what is named; of one line alone only if there are others without a name."""
+    """A legend of what is named, but not by its row; of one line alone only if there are others without a name."""
     marks, names = axes.get_legend_handles_labels()
+    if {*names} <= {*map(_label_text, getattr(axes, "_y_names", ()))}:
+        return
     if len(names) > 1 or (names and unnamed):
         columns = max(1, min(4, int(62 / (max(map(len, names)) + 6))))
         rows = -(-len(names) // columns)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
@@ -20,6 +20,7 @@ import torch
 
 from fedstrata import wire
 from fedstrata.client.context import ClientContext
+from fedstrata.client.forecast import VisitCost
 from fedstrata.client.memory_forecast import MemoryForecast
 from fedstrata.core.rng import preserve_rng
 from fedstrata.core.tensors import Tensors
@@ -144,7 +145,8 @@ def plan_budgets(
     work: Work,
     limits: Limits,
     devices: Sequence[Device],
-    asked: Iterable[int],
+    asked: Sequence[int],
+    overheads: Callable[[Sequence[int], Compare], Mapping[str, Overhead]],
 ) -> Budgets:
     """What a fleet's devices can train of these models; nothing is said of those that can train everything.
 
@@ -155,6 +157,8 @@ def plan_budgets(
         limits: the deadline, and whether devices train less to keep it.
         devices: of all clients.
         asked: the clients that take part in rounds; what only others can train nobody trains.
+        overheads: (these clients, what compares a visit with plain training) → how much more visits take, by
+            architecture; asked for where they have to be in time.
 
     Raises:
         UsageError: if nobody of them can train anything.
@@ -166,6 +170,8 @@ def plan_budgets(
     with preserve_rng():
         x, y = setup.clients[owner].batch(torch.arange(1))
     planner = _Planner(setup, context, MemoryForecast(context, work, x, y), deadline)
+    if deadline is not None:
+        planner = replace(planner, overheads=overheads(asked, planner.compare))
     members: dict[Kind, list[int]] = {}
     for client, device in enumerate(devices):
         members.setdefault((device.name, setup.arch_of(client)), []).append(client)
@@ -185,6 +191,25 @@ def plan_budgets(
     return Budgets(dict(sorted(kinds.items())), parts, notes, unaffordable, alone, limits.seed)
 
 
+@dataclass(frozen=True)
+class Overhead:
+    """What visits take beyond plain training of the same strata; never less than that.
+
+    Args:
+        down: factor of the bytes.
+        flops: operations more for each row of each step, whatever strata train: passes over the whole model.
+        up: factor of the bytes.
+    """
+
+    down: float = 1.0
+    flops: float = 0.0
+    up: float = 1.0
+
+
+Compare = Callable[[Assignment, int, VisitCost], Overhead]
+"""(what a client is asked for, its examples, what its visit takes) → what that is beyond plain training."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Planner:
     """Knows what strata take.
@@ -194,12 +219,14 @@ class _Planner:
         context: what clients are trained with.
         forecast: says what steps take.
         deadline: simulated seconds that a visit may take, if there is a limit.
+        overheads: architecture → how much more than plain training a visit takes.
     """
 
     setup: Setup
     context: ClientContext
     forecast: MemoryForecast
     deadline: float | None
+    overheads: Mapping[str, Overhead] = field(default_factory=dict)
 
     def strata(self, arch: str) -> list[Stratum]:
         """Those of a model that have something to train."""
@@ -225,7 +252,8 @@ class _Planner:
         sizes = batch_sizes(most, self.forecast.work, normalises_batches(self.setup.models[arch]))
         if not sizes:
             return ()
-        count, rows, down = len(self.strata(arch)), max(sizes), self._bytes_down(arch)
+        more = self.overheads.get(arch, Overhead())
+        count, rows, down = len(self.strata(arch)), max(sizes), self._bytes_down(arch) * more.down
         steps = sum(sizes) / rows  # the last one may be a short one
 
         def fits(first: int, last: int) -> bool:
@@ -235,8 +263,8 @@ class _Planner:
                 return False
             if self.deadline is None:
                 return True
-            up = self._bytes_up(arch, (first, last))
-            return visit_seconds(device, down, step.flops * steps, up) <= self.deadline
+            up = self._bytes_up(arch, names, self.buffers(arch, (first, last)) or ()) * more.up
+            return visit_seconds(device, down, step.flops * steps + more.flops * sum(sizes), up) <= self.deadline
 
         if count and fits(0, count - 1):
             return ((0, count - 1),)
@@ -251,12 +279,26 @@ class _Planner:
         method, work = self.context.method.digest, self.forecast.work
         return wire.size(Assignment(LONG, LONG, arch, params, sent, a.params, a.params, work, LONG, method))
 
-    def _bytes_up(self, arch: str, span: Span) -> int:
-        """Of the answer of a client that has trained a group, without what techniques send."""
+    def compare(self, asked: Assignment, examples: int, cost: VisitCost) -> Overhead:
+        """What a client's visit takes beyond plain training of what it is asked for."""
+        sizes = batch_sizes(examples, self.forecast.work, normalises_batches(self.setup.models[asked.arch]))
+        if not (sizes and asked.trains):  # a plan that lets nothing train says nothing
+            return Overhead()
+        held, travels = self.setup.architectures[asked.arch], self.context.method.buffers == "average"
+        statistics = (held.buffers if asked.upload_buffers is None else asked.upload_buffers) if travels else ()
+        flops = self.forecast.step(asked.arch, asked.trains, max(sizes)).flops * sum(sizes) / max(sizes)
+        return Overhead(
+            max(1.0, cost.down / self._bytes_down(asked.arch)),
+            max(0.0, (cost.flops - flops) / sum(sizes)),
+            max(1.0, cost.up / self._bytes_up(asked.arch, asked.uploads, statistics)),
+        )
+
+    def _bytes_up(self, arch: str, names: Iterable[str], statistics: Iterable[str]) -> int:
+        """Of the answer of a client that has trained these parameters, without what techniques send."""
         model = self.setup.models[arch]
         params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        delta: Tensors = {n: params[n] for n in self.names(arch, span)}
-        sent = {n: buffers[n] for n in self.buffers(arch, span) or ()}
+        delta: Tensors = {n: params[n] for n in names}
+        sent = {n: buffers[n] for n in statistics}
         metrics = dict.fromkeys(("train_loss", "flops", "memory"), -sys.float_info.min)
         return wire.size(Update(LONG, LONG, self.context.method.digest, LONG, LONG, delta, sent, metrics=metrics))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.compare import Comparison, Listener, run_missing, tabulate
+from fedstrata.compare.runner import check_jobs
 from fedstrata.errors import FedstrataError
 from fedstrata.tuning.outcome import FILE, Tuned, TunedMethod, read_tuned
 from fedstrata.tuning.page import write_page
@@ -51,7 +52,7 @@ class TunedComparison:
 
 def tune(
     values: Mapping[str, Any],
-    search: Mapping[str, Any] | None = None,
+    search: Mapping[str, Any] | str | None = None,
     out: str | Path = "runs/tune",
     *,
     budget: Budget | None = None,
@@ -63,8 +64,9 @@ def tune(
     Args:
         values: as for `compare`: a run's fields, any of which may hold a list; methods may hold spaces, such as
             `"fedprox(mu=log(1e-4, 1))"`. The seeds are those that are reported.
-        search: more spaces, by field or argument: `{"lr": "log(1e-3, 1)", "fedprox.mu": "log(1e-4, 1)"}`; where
-            nothing is searched at all, the learning rate from 0.001 to 1.
+        search: more spaces, by field or argument: `{"lr": "log(1e-3, 1)", "fedprox.mu": "log(1e-4, 1)"}`, or as the
+            command takes them, `"lr=log(1e-3, 1); fedprox.mu=log(1e-4, 1)"`; where nothing is searched at all, the
+            learning rate from 0.001 to 1.
         out: the directory. What is finished there is not run again; what was interrupted goes on.
         budget: of every method.
         jobs: how many runs at the same time; what is tried does not depend on it.
@@ -74,6 +76,7 @@ def tune(
         UsageError: if anything cannot be searched or described, before anything is written.
         Stopped: after Ctrl-C; the same call goes on.
     """
+    check_jobs(jobs)
     walk = Search(plan_search(values, search, budget or Budget()), Path(out), on_news)
     failures = walk.run(jobs)
     return report_best(walk, failures, jobs, on_news)

@@ -49,6 +49,12 @@ class Budget:
     batch: int = 4
 
     def __post_init__(self) -> None:
+        for name in ("trials", "seed", "factor", "batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise UsageError(f"a search's {name} must be a whole number, not {value!r}")
+        if not isinstance(self.validation, int | float):
+            raise UsageError(f"a search's validation must be a number, not {self.validation!r}")
         for name in ("trials", "batch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"a search needs {name} of 1 or more, not {getattr(self, name)}")
@@ -135,19 +141,19 @@ def read_search(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def plan_search(values: Mapping[str, Any], search: Mapping[str, Any] | None, budget: Budget) -> SearchPlan:
+def plan_search(values: Mapping[str, Any], search: Mapping[str, Any] | str | None, budget: Budget) -> SearchPlan:
     """What to tune: values as for a comparison, and what to search in them.
 
     Args:
         values: a run's fields, any of which may hold a list, as in `compare`; methods may hold spaces.
-        search: field, or argument such as `fedprox.mu` → its space; None or nothing for spaces in the values alone, or
-            where there are none for the learning rate.
+        search: field, or argument such as `fedprox.mu` → its space, also as text; None or nothing for spaces in the
+            values alone, or where there are none for the learning rate.
         budget: of every method.
 
     Raises:
         UsageError: if something cannot be searched, or cannot be described, before anything is written.
     """
-    values, wanted = dict(values), _flatten(search or {})
+    values, wanted = dict(values), _flatten(read_search([search]) if isinstance(search, str) else search or {})
     methods = wanted.pop("method", None)
     if methods is not None:
         if {"method", "methods"} & values.keys():

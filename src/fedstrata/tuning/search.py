@@ -11,7 +11,7 @@ from fedstrata.compare.cuts import find_cut
 from fedstrata.compare.plan import Plan, Run, check_distinct, directory_name
 from fedstrata.compare.runner import Listener, find_result, read_finished_records, run_all
 from fedstrata.errors import FedstrataError, Stopped, UsageError
-from fedstrata.runs.files import claim
+from fedstrata.runs.files import claim, disk_errors
 from fedstrata.runs.reader import read_records
 from fedstrata.tuning.outcome import Searched, TriedTrial, Tuned, TunedMethod, values_text
 from fedstrata.tuning.plan import Candidate, SearchPlan, describe
@@ -41,7 +41,8 @@ class Search:
         self.tell = on_news or (lambda news: None)
         self._failed: Mapping[Path, FedstrataError] = {}
         self._metric, self._better = _judge(plan)
-        (out / FOLDER).mkdir(parents=True, exist_ok=True)
+        with disk_errors(out / FOLDER):
+            (out / FOLDER).mkdir(parents=True, exist_ok=True)
         self._claim = claim(out / FOLDER)
         storage = open_storage(out / FOLDER)
         lower, budget = self._better == "lower", plan.budget
