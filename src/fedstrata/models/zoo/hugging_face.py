@@ -136,7 +136,7 @@ def _read_head(folder: Path, head: nn.Linear) -> bool:
     """Fill a classifier from a folder's files; False if theirs is of other sizes, or not there."""
     from safetensors import safe_open
 
-    found = {}
+    found: dict[str, Any] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             names = (n for n in file.keys() if n in ("classifier.weight", "classifier.bias"))  # noqa: SIM118
