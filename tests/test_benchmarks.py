@@ -150,7 +150,7 @@ def test_a_study_of_adapters_is_told_at_any_time(tmp_path: Path, monkeypatch: py
         lines = [{"accuracy": whole, "fairness": {"mean": mine}} for whole, mine in rounds]
         lines.insert(2, {"accuracy": None, "fairness": None})
         (where / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-        costs = {"bytes_up": 4e6, "flops": 3e12, "training_memory": 2e8, "seconds": 60.0}
+        costs = {"bytes_up": 4e6, "bytes_down": 5e6, "flops": 3e12, "training_memory": 2e8, "seconds": 60.0}
         method = adapters.ROWS[job.row].method
         (where / "summary.json").write_text(json.dumps({"diverged": None, "method": method, "costs": costs}))
 
@@ -167,6 +167,6 @@ def test_a_study_of_adapters_is_told_at_any_time(tmp_path: Path, monkeypatch: py
     assert f"+3.0 [{3 - half:+.1f}, {3 + half:+.1f}] | above" in lines["RoLoRA"]
     assert "| – | 82.0 ± 10.6 | +2.0 [" in lines["FedSA-LoRA"]
     assert "not decided" in lines["FedSA-LoRA"]
-    assert "4.0 MB | 3 TFLOP | 200.0 MB | 60 |" in lines["LoRA"]
+    assert "4.0 MB | 5.0 MB | 3 TFLOP | 200.0 MB | 60 |" in lines["LoRA"]
     elsewhere = replace(tables, out=tmp_path / "elsewhere", folder="another/place")
     assert elsewhere.table("sst-2", 0.1) == tables.table("sst-2", 0.1)  # from what was kept
