@@ -211,6 +211,7 @@ def test_a_plot_shows_the_score(history: fs.History) -> None:
     assert list(line.get_xdata()) == [1, 2, 3]
     assert list(line.get_ydata()) == [record.score for record in history.records]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "accuracy")
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
     assert history.plot("bytes", axes=axes) is axes
     assert axes.lines[1].get_xdata()[-1] == pytest.approx((history.costs.bytes_up + history.costs.bytes_down) / 1e6)
     with pytest.raises(fs.UsageError, match="no simulated time without a fleet"):

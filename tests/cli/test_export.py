@@ -18,6 +18,7 @@ import transformers
 import fedstrata as fs
 from fedstrata.models.adapters import adapt
 from fedstrata.models.export import merge_adapters, write_adapter
+from fedstrata.models.zoo.hugging_face import new_parameters
 from fedstrata.run import deal, final_model, open_run
 from tests.models.test_adapters import ZOO, shake, zoo_model
 from tests.small_runs import config, fedstrata, one_sentence
@@ -80,6 +81,27 @@ def test_a_causal_model_whose_embedding_is_its_head(tmp_path: Path) -> None:
         fresh = transformers.AutoModelForCausalLM.from_pretrained(gpt2, local_files_only=True)
         loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "out" / "adapter").eval()
         torch.testing.assert_close(loaded(**x.tensors).logits, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_head_on_the_mean_over_the_tokens(tmp_path: Path) -> None:
+    """Its library has no such model: the encoder is loaded as ever, and we read the head beside it."""
+    bert, texts = write_bert(tmp_path / "bert"), write_texts(tmp_path / "texts.tsv", rows=45)
+    run, model, x = trained(tmp_path, f"hf('{bert}', head='mean')", f"text(path='{texts}')")
+    assert fedstrata("model", "export", run, "--merged") == 0
+    merged = run / "export" / "merged"
+    again = fs.build_model(f"hf('{merged}', head='mean')", x.shape[1:], 3, seed=5).eval()
+    fresh = fs.build_model(f"hf('{bert}', head='mean')", x.shape[1:], 3, seed=5)
+    encoder = transformers.AutoModel.from_pretrained(merged, local_files_only=True).eval()
+    with torch.no_grad():
+        expected = model(**x.tensors)
+        torch.testing.assert_close(again(**x.tensors), expected, atol=1e-5, rtol=1e-5)
+        loaded = peft.PeftModel.from_pretrained(fresh, run / "export" / "adapter").eval()
+        torch.testing.assert_close(loaded(**x.tensors), expected, atol=1e-5, rtol=1e-5)
+        ours, theirs = again.bert(**x.tensors).last_hidden_state, encoder(**x.tensors).last_hidden_state
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+    assert new_parameters(again) == set()
+    assert new_parameters(fresh) == {"classifier.weight", "classifier.bias"}
+    assert new_parameters(fs.build_model(f"hf('{merged}', head='mean')", x.shape[1:], 2)) == new_parameters(fresh)
 
 
 @pytest.mark.parametrize("whose", ["archs", "dataset"])

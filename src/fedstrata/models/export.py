@@ -47,7 +47,10 @@ def write_model(model: nn.Module, folder: Path) -> None:
             save(folder)
         return
     shared = {n: t.detach().contiguous().clone() for n, t in model.state_dict().items()}
-    save_file(shared, folder / "model.safetensors")
+    save_file(shared, folder / "model.safetensors", {"format": "pt"})
+    config: Any = getattr(model, "config", None)  # of an encoder of Hugging Face's inside
+    if config is not None and hasattr(config, "save_pretrained"):
+        config.save_pretrained(folder)
 
 
 def write_adapter(model: Any, folder: Path) -> None:

@@ -101,7 +101,7 @@ def plot_records(records: Sequence[Record], name: str, against: str, axes: Axes 
     if not points:
         raise UsageError("there is nothing to draw: no round was evaluated")
     if axes is None:
-        axes = _new_axes()
+        axes = _new_axes(whole=against == "round")
     axes.plot(
         [at for at, _ in points], [score for _, score in points], marker="." if len(points) < 40 else "", label=name
     )
@@ -124,11 +124,17 @@ def _positions(records: Sequence[Record], against: str) -> tuple[str, list[float
     return "simulated hours", [(record.simulated_seconds or 0.0) / 3600 for record in records]
 
 
-def _new_axes() -> Axes:
-    """Axes of a figure of their own, as pyplot makes them: notebooks show it, and `plt.show()` does."""
+def _new_axes(whole: bool) -> Axes:
+    """Axes of a figure of their own, as pyplot makes them: notebooks show it, and `plt.show()` does.
+
+    Where x counts what is `whole`, such as rounds, only whole numbers are marked.
+    """
     try:
         from matplotlib import pyplot
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise missing("matplotlib", "a plot needs") from None
     _, axes = pyplot.subplots(figsize=(5.0, 3.2), layout="constrained")
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
     return axes

@@ -23,6 +23,8 @@ _CLASSES = {
     "tokens": "AutoModelForTokenClassification",
     "causal": "AutoModelForCausalLM",
 }
+_MEAN = "fedstrata_mean_head"
+"""In an exported config.json: the classifier beside the encoder is one on the mean over the tokens."""
 _NEW = "_fedstrata_new"
 """Attribute of a model: the names of the parameters that its files did not hold."""
 
@@ -60,7 +62,7 @@ def hf(
     folder = _find_model(what, name)
     model = _read(what, folder, head, classes, dropout, attention, blocks)
     if head == "mean":
-        return _classify_mean(model, classes)
+        return _classify_mean(model, classes, folder)
     size = getattr(model.config, "vocab_size", classes)
     if head == "causal" and size < classes:
         raise UsageError(f"{what}: its vocabulary has {size:,} tokens, and the data {classes:,}")
@@ -109,8 +111,11 @@ def _read(
     return model
 
 
-def _classify_mean(encoder: Any, classes: int) -> nn.Module:
-    """An encoder with a new classifier on the mean over the tokens; a pooler of a single token has no use."""
+def _classify_mean(encoder: Any, classes: int, folder: Path) -> nn.Module:
+    """An encoder with a classifier on the mean over the tokens, new unless such a one was exported into the folder.
+
+    A pooler of a single token has no use.
+    """
     from fedstrata.models.zoo.layers import MeanText
 
     config = encoder.config
@@ -119,10 +124,27 @@ def _classify_mean(encoder: Any, classes: int) -> nn.Module:
     head = nn.Linear(config.hidden_size, classes)
     nn.init.normal_(head.weight, std=getattr(config, "initializer_range", 0.02))
     nn.init.zeros_(head.bias)
+    known = getattr(config, _MEAN, False) and _read_head(folder, head)
+    setattr(config, _MEAN, True)
     model = MeanText(encoder.base_model_prefix, encoder, head, getattr(config, "hidden_dropout_prob", 0.0))
     inside = (f"{encoder.base_model_prefix}.{name}" for name in new_parameters(encoder) if "pooler" not in name)
-    vars(model)[_NEW] = (*inside, "classifier.weight", "classifier.bias")
+    vars(model)[_NEW] = (*inside, *(() if known else ("classifier.weight", "classifier.bias")))
     return model
+
+
+def _read_head(folder: Path, head: nn.Linear) -> bool:
+    """Fill a classifier from a folder's files; False if theirs is of other sizes, or not there."""
+    from safetensors import safe_open
+
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            names = (n for n in file.keys() if n in ("classifier.weight", "classifier.bias"))  # noqa: SIM118
+            found |= {n.rpartition(".")[2]: file.get_tensor(n) for n in names}
+    if {n: t.shape for n, t in found.items()} != {n: p.shape for n, p in head.named_parameters()}:
+        return False
+    head.load_state_dict(found)
+    return True
 
 
 def new_parameters(model: nn.Module) -> frozenset[str]:

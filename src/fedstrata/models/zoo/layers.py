@@ -69,7 +69,7 @@ class MeanText(nn.Module):
 
     def __init__(self, name: str, encoder: nn.Module, head: nn.Module, dropout: float) -> None:
         super().__init__()
-        self._name = name
+        self._name, self.config = name, getattr(encoder, "config", None)
         self.add_module(name, encoder)
         self.dropout = nn.Dropout(dropout)
         self.classifier = head
