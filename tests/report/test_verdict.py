@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstrata.report.figures import against_costs
-from fedstrata.report.opening import setting_text
+from fedstrata.report.opening import setting_text, setup_html
 from fedstrata.report.run_groups import group_runs, judged_alike
 from fedstrata.report.sections import sections
 from fedstrata.report.tables import results
@@ -140,6 +140,15 @@ def test_one_method_is_told_in_tiles_and_nothing_twice() -> None:
     assert "numbers" not in [section.name for section in sections(group)]
     assert setting_text(group) == "resnet18 · dirichlet(alpha=0.1) · 20 clients, participation 0.5 · 2 rounds · " \
         "1 seed (seed 0)"  # fmt: skip
+
+
+def test_how_it_was_run_names_the_versions_that_matter_and_a_table_has_the_others() -> None:
+    """Why an engine was chosen is a sentence of its own, and no version."""
+    found = replace(saved([0.5]), versions={"torch": "2.13.0", "machine": "Linux", "engine": "processes: too short"})
+    facts, _, more = setup_html(group_runs([found])).partition("<details")
+    assert "torch 2.13.0" in facts
+    assert "too short" not in facts
+    assert "processes: too short" in more
 
 
 def test_runs_that_are_judged_by_different_metrics_are_not_compared() -> None:
