@@ -46,7 +46,7 @@ KEPT = Path(__file__).parents[1] / "docs/results/adapters/runs.json"
 FIRST = "LoRA"
 LORA = "lora(r={r}, alpha={alpha}, targets='query,value')"
 FULL_RATES, ADAPTER_RATES = (0.02, 0.1), (0.2, 1.0)
-MINUTES = {"sst-2": (1.5, 2.0), "ag-news": (1.9, 2.5)}
+MINUTES = {"sst-2": (1.4, 1.9), "ag-news": (1.8, 2.4)}
 """Of one run on one core: with adapters, and of the whole model."""
 
 
@@ -117,7 +117,7 @@ def study(dataset: str, alpha: float, folder: str, only: Iterable[str] = ROWS) -
     """All rows of one dataset under one partition."""
     shared = (
         f"--dataset|{DATASETS[dataset]}|--partition|dirichlet(alpha={alpha}, min_size=2)|--clients|20"
-        f"|--participation|0.5|--holdout|0.2|--rounds|{ROUNDS}|--batch-size|8|--steps|4|--clip|1.0"
+        f"|--holdout|0.2|--rounds|{ROUNDS}|--batch-size|8|--steps|2|--clip|1.0"
         f"|--eval-every|{EVERY}"
     )
     rows = {name: ROWS[name].options() for name in only}
