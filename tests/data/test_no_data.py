@@ -29,6 +29,19 @@ def test_what_is_no_data(clients: Any, why: str) -> None:
         fs.Federation(torch.nn.Linear(2, 2), clients, PAIR)
 
 
+class ByNumber:
+    """Clients that are read when they are asked for."""
+
+    def __getitem__(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if client > 2:
+            raise IndexError
+        return PAIR
+
+
+def test_clients_that_can_only_be_asked_for_by_number() -> None:
+    assert len(fs.Federation(torch.nn.Linear(2, 2), ByNumber(), PAIR).clients) == 3  # type: ignore[arg-type]
+
+
 def test_a_table_of_pandas() -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"age": [0.1, 0.2], "pressure": [0.5, 0.6], "sick": [0, 1]})

@@ -190,6 +190,18 @@ def test_a_model_that_its_user_has_adapted(tmp_path: Path) -> None:
     assert base_digest(theirs) != base_digest(other)
 
 
+def test_a_module_of_ones_own_that_calls_something_its_original() -> None:
+    """Only what peft has put in a head's place is no part of the base."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].original_module = nn.Linear(4, 4)
+    assert base_digest(model) == ""
+    model = adapt(model, "lora(r=2, targets='1', trains='')", torch.randn(3, 4))
+    before = base_digest(model)
+    with torch.no_grad():
+        model.get_parameter("0.original_module.bias").add_(1)
+    assert base_digest(model) != before
+
+
 @pytest.mark.filterwarnings("ignore:LoRA adapter added to ConvNd layer with groups")
 def test_layers_that_are_not_one_matrix() -> None:
     """Channels by groups, and attention's several weights: none of our adapters, and no product of peft's."""
@@ -275,6 +287,12 @@ def test_nothing_to_adapt() -> None:
     attention = nn.Sequential(nn.MultiheadAttention(4, 2))
     with pytest.raises(UsageError, match="the model has no linear or convolutional layer for it"):
         adapt(attention, "lora(trains='')")  # it reads its layers' weights by itself: an adapter would do nothing
+
+
+def test_layers_that_have_numbers_for_names_are_listed_by_them() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(UsageError, match=r"is called 'query' \(known: 0, 2\)"):
+        adapt(model, "lora(targets='query', trains='')", torch.randn(3, 4))
 
 
 def test_adapters_once_only(tmp_path: Path) -> None:

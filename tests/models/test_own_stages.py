@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedstrata as fs
-from fedstrata.models.stages import find_stages, mark_stages, params_above, positions
+from fedstrata.models.stages import find_stages, mark_stages, params_above, positions, stages_and_blocks
 
 
 class Ordinary(nn.Module):
@@ -109,6 +109,13 @@ def test_probes_see_the_stages() -> None:
     row = train(Ordinary(), probe="all").probes[-1]
     assert row["cka"]["mean"].keys() == {"features", "head"}
     assert "drift" in row
+
+
+def test_blocks_of_a_model_on_another_device() -> None:
+    """What the model is run on comes from where it was marked, and goes to where the model is."""
+    model = mark_stages(Ordinary(), X)
+    assert stages_and_blocks(model) == ("features", "head")
+    assert stages_and_blocks(model.to("meta")) == ("features", "head")
 
 
 def test_names_of_ones_own() -> None:

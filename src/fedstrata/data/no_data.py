@@ -19,7 +19,7 @@ def refuse_no_clients(clients: Any) -> None:
         )
     if isinstance(clients, str | bytes | Path):
         raise UsageError(f"{LIST}, not a path: to read a table, fedstrata.load_dataset(\"csv(path='…', target='…')\")")
-    if not isinstance(clients, Iterable):
+    if not isinstance(clients, Iterable) and not hasattr(clients, "__getitem__"):  # by number is enough
         raise UsageError(f"{LIST}, not {type(clients).__name__}")
 
 

@@ -94,7 +94,7 @@ def _replaced_names(model: nn.Module) -> frozenset[str]:
 
 def _has_copy(module: Any) -> bool:
     copies = getattr(module, "modules_to_save", ())
-    return any(adapter in copies for adapter in module.active_adapters)
+    return any(adapter in copies for adapter in getattr(module, "active_adapters", ()))
 
 
 def find_low_rank(model: nn.Module) -> dict[str, LowRank]:

@@ -188,9 +188,9 @@ def _is_named(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _suggest(pattern: str, names: Sequence[str]) -> str:
-    """The nearest name, or the last parts of all: deep models have hundreds of names."""
+    """The nearest name, or the last parts of all that are no numbers: deep models have hundreds of names."""
     ends = {end for name in names if not (end := name.rpartition(".")[2]).isdigit()}
-    return did_you_mean(pattern, {*ends, *names}, ends)
+    return did_you_mean(pattern, {*ends, *names}, ends or names)
 
 
 def _free_modules(model: nn.Module, made: Adapter, sample: Any) -> list[nn.Module]:

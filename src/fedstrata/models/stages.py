@@ -142,6 +142,7 @@ def _names_in_order(model: nn.Module, names: Iterable[str], rows: Any) -> tuple[
     from fedstrata.models.passes import preserve_model
 
     ran: list[str] = []
+    device = next((p.device for p in model.parameters()), None)
 
     def note(name: str, out: Any) -> None:
         features = outputs_of(out)
@@ -152,7 +153,7 @@ def _names_in_order(model: nn.Module, names: Iterable[str], rows: Any) -> tuple[
     handles = [m.register_forward_hook(lambda _, args, out, name=name: note(name, out)) for name, m in chosen.items()]
     try:
         with preserve_model(model):
-            call_on(model, rows)
+            call_on(model, rows if device is None else rows.to(device))
     finally:
         for handle in handles:
             handle.remove()
