@@ -153,8 +153,9 @@ def _public(public: str, config: RunConfig) -> Any:
     """The server's unlabelled inputs: an array of them from a file, or a dataset's training examples."""
     if not public.endswith(".npy"):
         tokenizer = find_tokenizer(config)
+        task = config.task or "" if public == config.dataset else ""  # read for another one, other rows are set aside
         try:
-            return _apart(load_dataset(public, config.data_dir, tokenizer=tokenizer), public, config).train
+            return _apart(load_dataset(public, config.data_dir, task, tokenizer), public, config).train
         except UsageError:  # its targets are never looked at, so they may be all the same
             with suppress(UsageError):
                 return load_dataset(public, config.data_dir, "regression", tokenizer).train

@@ -233,6 +233,15 @@ def test_the_server_is_given_none_of_the_validation_data() -> None:
     assert len(_trusted("synthetic", config)) == 1000  # others are not in it
 
 
+def test_the_server_is_given_none_of_the_validation_data_of_any_task(tmp_path: Path) -> None:
+    """A column of whole numbers may be classes or a number to predict, and other rows are set aside for each."""
+    (tmp_path / "t.csv").write_text("\n".join(["a,y", *(f"{row},{row * row % 7}" for row in range(400))]))
+    data = f"csv(path='{tmp_path / 't.csv'}', target='y')"
+    for task in ("regression", "classification", None):
+        config = validate_settings(RunConfig, {"dataset": data, "task": task, "validation": 0.25})
+        assert torch.equal(_public(data, config).index, deal(config)[0].train.index)
+
+
 # --- successive halving ----------------------------------------------------------------------------------------------
 
 
