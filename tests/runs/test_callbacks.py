@@ -153,6 +153,16 @@ def test_a_method_that_nothing_calls_is_refused() -> None:
         federation().fit(Mistyped(), progress=False)
 
 
+def test_what_a_callback_keeps_may_have_any_name() -> None:
+    class Keeps(fs.Callback):
+        on_disk = True
+
+        def __init__(self) -> None:
+            self.on_change = print
+
+    assert len(federation().fit(Keeps(), progress=False).records) == 3
+
+
 class Draws(fs.Callback):
     """Draws random numbers, and seeds, wherever it is called."""
 

@@ -299,6 +299,12 @@ def test_a_password_in_an_address_is_told_nobody(
     assert heard == ["http://…@127.0.0.1:9/#/runs and x@y"]
 
 
+def test_a_password_with_an_at_sign_is_told_nobody() -> None:
+    tracker = fs.Tracker("tensorboard", tell=(heard := []).append)
+    tracker._tell("http://ada:sec@ret@127.0.0.1:9/#/runs and x@y")
+    assert heard == ["http://…@127.0.0.1:9/#/runs and x@y"]
+
+
 def test_the_file_of_a_tracker_is_for_its_user_alone(told: Callable[[], Any], tmp_path: Path) -> None:
     assert fedstrata("run", "--out", tmp_path / "run", *options(rounds=1), "--quiet", "--track", "wandb") == 0
     assert (tmp_path / "run" / "tracking" / "wandb.json").stat().st_mode & 0o777 == 0o600

@@ -414,6 +414,22 @@ def test_a_full_disk_spends_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [trial.state for trial in found.tuned.methods[0].trials] == ["complete"] * 2
 
 
+def test_no_method_answers_for_the_failures_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of FedAvg's trials diverge; that there was no room for FedProx's is not why FedAvg has no result."""
+    from fedstrata.compare import runner
+
+    whole = runner._attempt
+
+    def full(config: RunConfig, *given: Any, **how: Any) -> FedstrataError | None:
+        return FedstrataError("no space left") if "fedprox" in config.method else whole(config, *given, **how)
+
+    monkeypatch.setattr(runner, "_attempt", full)
+    values = {**SMALL, "epochs": 5, "method": ["fedavg", "fedprox(mu=0.1)"], "seed": [0]}
+    with pytest.raises(FedstrataError, match="fedavg: no trial is complete, so there is nothing to report: ") as told:
+        tune(values, {"lr": "log(9e37, 1e38)"}, tmp_path, budget=Budget(trials=2))
+    assert "no space left" not in str(told.value)
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """A value that no run can have is a trial that is refused, and what is varied is tuned for each value."""

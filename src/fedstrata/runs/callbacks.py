@@ -150,12 +150,11 @@ def _as_callback(given: Any) -> Callback:
 
 def _check_names(callback: Callback) -> None:
     """Refuse a method that would never be called: `on_rounds` would be silent for a whole run."""
-    for name in dir(callback):
-        if name.startswith("on_") and not hasattr(Callback, name):
+    kind = type(callback)  # what an object is given beside its methods is its own affair
+    for name in dir(kind):
+        if name.startswith("on_") and callable(getattr(kind, name)) and not hasattr(Callback, name):
             known = [known for known in dir(Callback) if known.startswith("on_")]
-            raise UsageError(
-                f"nothing calls the method '{name}' of {type(callback).__name__}{did_you_mean(name, known)}"
-            )
+            raise UsageError(f"nothing calls the method '{name}' of {kind.__name__}{did_you_mean(name, known)}")
 
 
 class Followers:

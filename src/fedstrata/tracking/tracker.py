@@ -55,7 +55,7 @@ class Tracker(Callback):
 
     def _tell(self, text: str) -> None:
         """Tell the user, but not what stands before a host in an address: that is a password."""
-        self._to_user(re.sub(r"(?<=://)[^/@\s]+(?=@)", "…", text))
+        self._to_user(re.sub(r"(?<=://)[^/\s]+(?=@)", "…", text))
 
     @contextmanager
     def _never_stopping(self) -> Iterator[None]:

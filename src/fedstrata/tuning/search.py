@@ -157,11 +157,13 @@ class Search:
     def _nothing(self, candidate: Candidate) -> FedstrataError:
         """Why there is nothing to report of a method."""
         told = f"{candidate}: no trial is complete, so there is nothing to report"
-        for why in self._failed.values():
-            return FedstrataError(f"{told}: {why}; the same command tries again")
-        place = self.plan.candidates.index(candidate)
-        search = self._searches[place]
-        whys = [trial.why for trial in (search.trials if search else []) if trial.why]
+        search = self._searches[self.plan.candidates.index(candidate)]
+        assert search is not None
+        own = [self._run(search, number, search.values_of(number)) for number in search.begun] if self._failed else []
+        for run in own:
+            if run.directory in self._failed:
+                return FedstrataError(f"{told}: {self._failed[run.directory]}; the same command tries again")
+        whys = [trial.why for trial in search.trials if trial.why]
         return UsageError(": ".join([told, *whys[:1]]))
 
 
