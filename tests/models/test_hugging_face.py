@@ -16,6 +16,7 @@ import fedstrata as fs
 from fedstrata.core.parts import Parts
 from fedstrata.errors import UsageError
 from fedstrata.models.adapted import base_digest, base_names
+from fedstrata.models.export import write_model
 from fedstrata.models.registry import tokenizer_of
 from fedstrata.models.strata import strata
 from fedstrata.models.zoo.hugging_face import new_parameters
@@ -93,6 +94,17 @@ def test_a_head_on_the_mean_over_the_tokens(tmp_path: Path) -> None:
     found = strata(model, inputs())
     assert [s.name for s in found if s.classifies] == ["classifier"]
     assert not any("pooler" in s.name or s.idle for s in found)
+
+
+def test_an_exported_head_on_the_mean_is_not_taken_for_another(tmp_path: Path) -> None:
+    """The library's head has a classifier of the same name and size, on what its pooler puts out."""
+    model = build(write_bert(tmp_path / "bert"), head="mean").eval()
+    write_model(model, tmp_path / "export")
+    with torch.no_grad():
+        again = build(tmp_path / "export", head="mean").eval()
+        torch.testing.assert_close(again(**inputs(2).tensors), model(**inputs(2).tensors), atol=0, rtol=0)
+    with pytest.raises(UsageError, match="is one on the mean over the tokens: say head='mean'"):
+        build(tmp_path / "export")
 
 
 def test_weights_of_another_size_are_refused_under_any_head(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def hf(
     model = _read(what, folder, head, classes, dropout, attention, blocks)
     if head == "mean":
         return _classify_mean(model, classes, folder)
+    if head == "classification" and getattr(model.config, _MEAN, False):
+        raise UsageError(f"{what}: the classifier in {folder} is one on the mean over the tokens: say head='mean'")
     size = getattr(model.config, "vocab_size", classes)
     if head == "causal" and size < classes:
         raise UsageError(f"{what}: its vocabulary has {size:,} tokens, and the data {classes:,}")
