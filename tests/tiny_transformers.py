@@ -73,6 +73,24 @@ def write_texts(path: Path, rows: int = 90, seed: int = 0) -> Path:
     return path
 
 
+def adapted_texts(folder: Path) -> dict[str, Any]:
+    """Settings of a run: a tiny transformer with dropout, adapters in it, and texts of four clients."""
+    bert, texts = write_bert(folder / "bert"), write_texts(folder / "texts.tsv")
+    return {
+        "model": f"hf('{bert}')",
+        "adapter": LORA,
+        "dataset": f"text(path='{texts}')",
+        "clients": 4,
+        "partition": "iid",
+        "rounds": 3,
+        "participation": 3,
+        "batch_size": 5,
+        "lr": 0.2,
+        "method": "scaffold + fedprox(mu=0.1) + fedpart(warmup=1, rounds_per_stratum=1)",
+        "seed": 3,
+    }
+
+
 def minilm() -> Path:
     """The folder of the real MiniLM; the test is skipped where its package is not installed."""
     found = pytest.importorskip(MINILM, reason=f"the package {MINILM.replace('_', '-')} with the real model is missing")

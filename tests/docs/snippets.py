@@ -36,6 +36,12 @@ CUT_SHORT = {
     "ray": "--workers 1",  # tests/engines/test_ray.py has two
 }
 """What is added to a line that has a word."""
+TRAINING = {"run", "compare", "tune"}
+"""Commands that train, in several processes by themselves: to start them takes longer than so few steps."""
+ON_RAY = "run-on-ray"
+"""The page whose lines are run on Ray."""
+IN_PLACE = {"ray": "processes"}
+"""What other pages' lines are run on instead: starting Ray takes longer than all the rest of them."""
 FLOWER = {"flwr", "flower-superlink", "flower-supernode"}
 ELSEWHERE = {"cd", "jupyter", "chmod", "export", "git", "make", "mkdir", "pip", "ray", "source", "tar"} | FLOWER
 """Programs of others, and what needs more than one machine: tests/flower runs a deployment, tests/engines a cluster."""
@@ -70,8 +76,9 @@ def outs(words: list[str]) -> list[str]:
 
 
 def shorten(words: list[str]) -> list[str]:
-    """A line of `fedstrata` with less to do."""
-    return [*words, *(option for word, options in CUT_SHORT.items() if word in words for option in options.split())]
+    """A line of `fedstrata` with less to do, in one process where it does not ask for more."""
+    alone = ["--workers", "1"] if words[0] in TRAINING and not {"--workers", "--engine", *ELSEWHERE} & {*words} else []
+    return [*words, *(word for key, more in CUT_SHORT.items() if key in words for word in more.split()), *alone]
 
 
 def run_line(words: list[str], place: Path) -> None:
@@ -104,7 +111,7 @@ def run_page(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     exec(compile(snippet.text, page.name, "exec", dont_inherit=True), names)
                 elif snippet.language == "console":
                     for words in read_lines(snippet):
-                        run_line(words, place)
+                        run_line(words if page.stem == ON_RAY else [IN_PLACE.get(word, word) for word in words], place)
     finally:
         for name in set(sys.modules) - before:
             if is_in(sys.modules[name], place):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tests.tiny_transformers import LORA, minilm, write_bert, write_texts  # isort: skip  # skips without peft
+from tests.tiny_transformers import LORA, adapted_texts, minilm, write_bert, write_texts  # isort: skip  # skips without peft
 
 import fedstrata as fs
 from fedstrata import wire
@@ -22,27 +22,10 @@ from fedstrata.runs import checkpoint
 from tests.engines.worlds import check_same, records, tensors
 from tests.small_runs import config
 
-CHAIN = "scaffold + fedprox(mu=0.1) + fedpart(warmup=1, rounds_per_stratum=1)"
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A tiny transformer with dropout, adapters in it, and texts of four clients."""
-    folder = tmp_path_factory.mktemp("world")
-    bert, texts = write_bert(folder / "bert"), write_texts(folder / "texts.tsv")
-    return {
-        "model": f"hf('{bert}')",
-        "adapter": LORA,
-        "dataset": f"text(path='{texts}')",
-        "clients": 4,
-        "partition": "iid",
-        "rounds": 3,
-        "participation": 3,
-        "batch_size": 5,
-        "lr": 0.2,
-        "method": CHAIN,
-        "seed": 3,
-    }
+    return adapted_texts(tmp_path_factory.mktemp("world"))
 
 
 def run(world: dict[str, Any], out: Path | None = None, **changes: Any) -> fs.Federation:
@@ -73,12 +56,6 @@ def test_something_is_learnt(world: dict[str, Any]) -> None:
 @pytest.mark.parametrize("engine", ["wire", "processes"])
 def test_the_same_bits(world: dict[str, Any], reference: fs.Federation, engine: str) -> None:
     check_same(run(world, engine=engine, workers=2 if engine == "processes" else 1), reference)
-
-
-@pytest.mark.slow
-def test_the_same_bits_on_ray(world: dict[str, Any], reference: fs.Federation) -> None:
-    pytest.importorskip("ray", reason="the extra ray is not installed")
-    check_same(run(world, engine="ray", workers=2), reference)
 
 
 def test_only_adapters_travel(world: dict[str, Any]) -> None:

@@ -192,6 +192,16 @@ def test_the_same_bits(world: Any, workers: int, on_ray: dict[str, Any]) -> None
     assert (found.state.clock, found.state.flights) == (wanted.state.clock, wanted.state.flights)
 
 
+def test_the_same_bits_of_adapters(tmp_path: Path, on_ray: dict[str, Any]) -> None:
+    from tests.tiny_transformers import adapted_texts  # where it is missing, this test alone is skipped
+
+    world = adapted_texts(tmp_path)
+    found, wanted = (open_run(small(**world, **how), None) for how in ({**on_ray, "workers": 2}, {"engine": "serial"}))
+    for fed in (found, wanted):
+        fed.fit()
+    check_same(found, wanted)
+
+
 @pytest.mark.parametrize("kind", [OwnMemory, SharedMemory])
 def test_what_is_written_to_tensors_of_two_types_stays(kind: type[SegmentedMemory]) -> None:
     """Also where the segment grows as they are read: all of them are in what it has become."""

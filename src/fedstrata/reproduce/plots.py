@@ -14,6 +14,7 @@ from fedstrata.runs.files import write_atomic
 FULL, PART, FAINT = "#2166a8", "#ec7f2c", "#6b7480"
 _COLOURS = (FULL, FAINT, PART)
 """The colours of lines, in turn."""
+DPI = 140
 
 
 def check_plots() -> None:
@@ -257,5 +258,5 @@ def save(figure: Any, path: Path) -> None:
 
     FigureCanvasAgg(figure)
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=140, metadata={"Software": None})
+    figure.savefig(drawn, format="png", dpi=DPI, metadata={"Software": None})
     write_atomic(path, drawn.getvalue())
