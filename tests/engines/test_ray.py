@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -45,6 +46,8 @@ FAULTS = "labelflip(clients=(1,)) + inputs(9.0, noise=0.1, clients=(2,)) + stuck
 
 IMPORTS = "import fedstrata.engines.ray, fedstrata.run, jsonschema, requests, tests.contract.standins, tests.small_runs"
 """What Ray's workers import, but for Ray: that reads what a worker is told by its environment when it is imported."""
+ADAPTED = ("peft", "transformers.models.bert.modeling_bert")
+"""And for adapters, where they are installed: each worker would take longer for them than for all the rest."""
 RUN_WORKER = """
 import runpy
 from ray._private.workers.setup_worker import parser
@@ -61,7 +64,9 @@ def forks() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place:  # paths of sockets must be short
         listens, script = Path(place, "forks"), Path(place, "worker.py")
         write_script(script, str(listens))
-        command = [sys.executable, "-c", SERVER, str(listens), IMPORTS, RUN_WORKER]
+        there = all(importlib.util.find_spec(name.partition(".")[0]) for name in ADAPTED)
+        imports = "; ".join([IMPORTS, *(f"import {name}" for name in ADAPTED if there)])
+        command = [sys.executable, "-c", SERVER, str(listens), imports, RUN_WORKER]
         with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as server:
             end = time.monotonic() + LONG
             while not listens.exists():
