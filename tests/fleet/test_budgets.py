@@ -145,7 +145,10 @@ def test_what_clients_keep_is_told_of_all_strata() -> None:
     before = {n: t.clone() for n, t in fed.state.params.items()}
     fed.fit()
     moved = {n for n, t in fed.state.params.items() if not torch.equal(t, before[n])}
-    assert moved == {n for n in before if not n.startswith(("0.", "1.", "3.", "4."))}
+    stays = {n for n in before if n.startswith(("0.", "1.", "3.", "4."))}
+    assert not moved & stays
+    biases = {n for n in before if n.endswith("bias")}  # before a norm their gradient is zero, or what rounding leaves
+    assert before.keys() - stays - biases <= moved
 
 
 def test_what_cannot_be_is_said_in_a_sentence() -> None:
