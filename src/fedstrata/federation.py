@@ -56,7 +56,7 @@ from fedstrata.runs.recorder import RunRecorder, read_memories
 from fedstrata.runs.records import Costs, History, Record, rounds_to, summarise
 from fedstrata.runs.run_facts import run_facts
 from fedstrata.server.beginning import FirstVisits, build_start
-from fedstrata.server.budgets import plan_budgets
+from fedstrata.server.budgets import Compare, Overhead, plan_budgets
 from fedstrata.server.compatibility import fingerprint, state_mismatch
 from fedstrata.server.pace import Pace
 from fedstrata.server.paces import build_pace
@@ -180,11 +180,14 @@ class Federation:
         s, sampler = self.settings, self.sampler
         how = s.seed, sampler.arch_of, s.rounds, partial(self._context.model, turn=True)
         data = setup.sample[:0].clone(), sampler.everybody, setup.public, setup.trusted
-        plain = Server(self.method, setup.architectures, len(self.clients), *how, *data)
-        visits, augments = Forecast(self._context, sampler.clients), self._context.augment is not None
-        first = FirstVisits(plain, setup, visits, self._work(0), augments)
+
+        def overheads(asked: Sequence[int], compare: Compare) -> Mapping[str, Overhead]:  # where there is a deadline
+            plain = Server(self.method, setup.architectures, len(self.clients), *how, *data)
+            visits, augments = Forecast(self._context, sampler.clients), self._context.augment is not None
+            return FirstVisits(plain, setup, visits, self._work(0), augments).overheads(asked, compare)
+
         about = setup, self._context, self._work(0), s, self.devices, sampler.everybody
-        budgets = plan_budgets(*about, first.overheads)
+        budgets = plan_budgets(*about, overheads)
         self.notes += budgets.notes
         server = Server(self.method, setup.architectures, len(self.clients), *how, *data, budgets)
         return server, build_pace(server, sampler, s, self.devices, self._context)
